@@ -1,0 +1,117 @@
+"""From the names of kernels to their addresses, by way of the cache.
+
+Owns the order in which a node process compiles or loads what a model needs, under the cache's lock: one
+process compiles while the others wait. Knows no program and no model.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llvmlite import binding
+
+from strata_jit.kernels import cache, isa
+from strata_jit.kernels.dot import FLOAT_TYPES, dot_many_kernel, dot_one_kernel
+from strata_jit.kernels.repack import repack
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Everything that a node process calls; addresses are valid in this process only."""
+
+    ops: dict[str, int]
+    """"module:attribute" -> address of the op."""
+    dots: dict[str, tuple[int, int]]
+    """Stored type -> addresses of its one-token and many-token kernels."""
+    variants: dict[str, str]
+    """Op or stored type -> which variant of its kernels runs."""
+    isa: str
+
+
+def load_kernels(
+    ops: Sequence[str],
+    types: Sequence[str],
+    conversions: Sequence[str],
+    isa_name: str,
+    cache_path: Path,
+    on_progress: Progress | None = None,
+) -> Kernels:
+    """Compile, or load from the cache, the op kernels, the dot kernels of `types` and the repack converters.
+
+    A cache that cannot be read (truncated files) is cleared and filled again, once. ValueError for an
+    instruction set that this CPU cannot run.
+    """
+    chosen = isa.choose(isa_name)
+    wanted = [*ops, *(f"dot {t} {chosen}" for t in types), *(f"repack {c}" for c in conversions)]
+    ready = cache_path / f"ready-{_cpu_hash()}"
+
+    def load() -> Kernels:
+        return _load(ops, types, conversions, chosen, on_progress)
+
+    if _is_ready(ready, wanted):
+        with cache.lock(cache_path, exclusive=False):
+            try:
+                return load()
+            except Exception as fault:  # any fault of unpickling: the cache is not ours to trust
+                first_fault = fault
+    else:
+        first_fault = None
+    with cache.lock(cache_path, exclusive=True):
+        if first_fault is not None:
+            cache.clear(cache_path)
+        try:
+            kernels = load()
+        except Exception:
+            if first_fault is not None:
+                raise
+            cache.clear(cache_path)
+            kernels = load()
+        known = set(ready.read_text().splitlines()) if ready.exists() else set()
+        ready.write_text("\n".join(sorted(known.union(wanted))))
+    return kernels
+
+
+def _cpu_hash() -> str:
+    features = binding.get_host_cpu_features().flatten()
+    return hashlib.sha256(f"{binding.get_host_cpu_name()} {features}".encode()).hexdigest()[:12]
+
+
+def _is_ready(ready: Path, wanted: Sequence[str]) -> bool:
+    try:
+        return set(wanted) <= set(ready.read_text().splitlines())
+    except FileNotFoundError:
+        return False
+
+
+def _load(
+    ops: Sequence[str], types: Sequence[str], conversions: Sequence[str], chosen: str, on_progress: Progress | None
+) -> Kernels:
+    total, done = len(ops) + 2 * len(types) + len(conversions), 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        if on_progress is not None:
+            on_progress(done, total, name)
+        done += 1
+
+    addresses, dots, variants = {}, {}, {}
+    for reference in ops:
+        step(reference)
+        module, _, attribute = reference.partition(":")
+        addresses[reference] = getattr(importlib.import_module(module), attribute).address
+        variants[reference] = "vector"
+    for name in types:
+        step(f"dot one {name}")
+        one = dot_one_kernel(name, chosen).address
+        step(f"dot many {name}")
+        dots[name] = (one, dot_many_kernel(name, chosen).address)
+        variants[name] = "vector" if name in FLOAT_TYPES else chosen
+    for name in conversions:
+        step(f"repack {name}")
+        repack(name)
+    step("")
+    return Kernels(addresses, dots, variants, chosen)

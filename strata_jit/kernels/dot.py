@@ -1,0 +1,363 @@
+"""Dot products of octets with activation rows: one kernel for one token, one for many, for every type.
+
+Owns the loops over octets and blocks and the float order (docs/kernels.md); the integers of a block come from
+`kernels/blocks.py`. C signatures, all arguments int64:
+
+one:  (w, octet_stride, n_octets, n_cols, act, out)
+      out float32[8 * n_octets] = rows . activation
+many: (w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch)
+      acts, outs int64[n_tok]: addresses of activation rows and of float32[8 * n_octets];
+      scratch of `many_scratch_bytes(n_tok)`
+
+`w` is the first octet, `act` a row of the kind that the type reads (`kernels/layout.py`). Both kernels give
+the same bits for the same row and token.
+"""
+
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from llvmlite import ir
+from strata_jit.kernels._jit import OVERLOAD_OPTIONS, callback
+from strata_jit.kernels.blocks import (
+    FORMATS,
+    emit_block_sum,
+    emit_min_pairs,
+    emit_min_sum,
+    emit_unpack,
+)
+from strata_jit.kernels.isa import ISAS
+from strata_jit.kernels.isa.portable import V8I32, V16I16
+from strata_jit.kernels.vec import (
+    F32,
+    I16,
+    I32,
+    I64,
+    call_llvm,
+    const,
+    emit_fma,
+    emit_half_to_f32,
+    f32x8,
+    fma8,
+    load8,
+    load_as,
+    load_f32,
+    load_i64,
+    pointer,
+    splat,
+    splat8,
+    store8,
+    store_as,
+    vector,
+)
+
+PREFETCH_BYTES = 2048
+"""How far ahead of a payload its stream is prefetched: 2-8 KiB measure alike, less is worse."""
+UNPACKED_BYTES = 4096 + 128
+"""Scratch of one unpacked octet block: 256 columns x 8 rows int16, then four vectors of mins."""
+MANY_MIN = 3
+"""From this many tokens on, unpacking once pays."""
+TILE_TOKENS = 4
+FLOAT_TYPES = ("BF16", "F32")
+
+
+def many_scratch_bytes(n_tok):
+    """Scratch that a many-token kernel needs for n_tok tokens."""
+    return 2 * UNPACKED_BYTES + 64 * n_tok
+
+
+def _literals(*values):
+    return all(isinstance(v, types.Literal) for v in values)
+
+
+# --- pieces that are emitted --------------------------------------------------------------------------------------
+
+
+def emit_prefetch(b, address, offset, n_bytes):
+    """Prefetch every cache line of n_bytes, non-temporal."""
+    flags = [ir.Constant(I32, v) for v in (0, 0, 1)]  # read, no reuse, data
+    for line in range(0, n_bytes, 64):
+        call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, ir.IntType(8), offset + line), *flags)
+
+
+def _scales_at(context, b, address, offset, activation_scale):
+    """f32(d of 8 rows) * d of the activation block."""
+    d = emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), offset))
+    return b.fmul(d, splat(b, load_as(b, activation_scale, F32)))
+
+
+def _accumulate(b, integers, scale, acc, negate=False):
+    """acc + float(integers) * scale by one fma; minus for the min term."""
+    value = b.sitofp(integers, f32x8.llvm)
+    return emit_fma(b, b.fneg(value) if negate else value, scale, acc)
+
+
+@intrinsic(prefer_literal=True)
+def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
+    """acc plus one block: `head` its d (and dmin), `d` the activation scale, `sums` int16 sums (min types)."""
+    if not _literals(name, isa):
+        return None
+    type_name, target = name.literal_value, ISAS[isa.literal_value]
+
+    def codegen(context, b, signature, args):
+        _, _, acc, head, payload, pairs, d, sums = args
+        fmt = FORMATS[type_name]
+        emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
+        acc = _accumulate(b, emit_block_sum(b, target, type_name, payload, pairs), _scales_at(context, b, head, 0, d), acc)
+        if fmt.has_min:
+            minimum = emit_min_sum(b, target, emit_min_pairs(b, payload, fmt), sums)
+            acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
+        return acc
+
+    return f32x8(name, isa, f32x8, *[types.int64] * 5), codegen
+
+
+@intrinsic(prefer_literal=True)
+def block_unpack(typingctx, name, isa, payload, target_address):
+    """Scaled int16 weights of one block (and its min pairs) at `target_address`."""
+    if not _literals(name, isa):
+        return None
+    type_name, target = name.literal_value, ISAS[isa.literal_value]
+
+    def codegen(context, b, signature, args):
+        _, _, payload, address = args
+        fmt = FORMATS[type_name]
+        emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
+        emit_unpack(b, target, type_name, payload, address)
+        if fmt.has_min:
+            for q, mins in enumerate(emit_min_pairs(b, payload, fmt)):
+                store_as(b, address, mins, 4096 + 32 * q)
+        return context.get_dummy_value()
+
+    return types.void(name, isa, types.int64, types.int64), codegen
+
+
+def _tile_sums(b, target, fmt, unpacked, activations):
+    """Integer sums [octet][token] of one block: 2 octets x the given activation addresses (a16 of the block)."""
+    n_tok = len(activations)
+    sums = [[cgutils.alloca_once_value(b, const(V8I32, 0)) for _ in range(n_tok)] for _ in range(2)]
+    for row in sums:
+        for slot in row:
+            b.store(const(V8I32, 0), slot)
+    quads = ir.Constant(I64, fmt.store.block_cols // 4)
+    with cgutils.for_range_slice(b, ir.Constant(I64, 0), quads, ir.Constant(I64, 2), I64) as (quad, _):
+        weight_at = b.add(unpacked, b.mul(quad, ir.Constant(I64, 64)))
+        step = b.mul(quad, ir.Constant(I64, 8))
+        act_at = [b.add(a, step) for a in activations]
+        for part in range(4):
+            weights = [load_as(b, weight_at, V16I16, UNPACKED_BYTES * o + 32 * part) for o in range(2)]
+            for t in range(n_tok):
+                a = b.bitcast(splat(b, load_as(b, act_at[t], I32, 4 * part)), V16I16)
+                for o in range(2):
+                    slot = sums[o][t]
+                    b.store(b.add(b.load(slot), target.madd(b, weights[o], a)), slot)
+    return [[b.load(slot) for slot in row] for row in sums]
+
+
+@intrinsic(prefer_literal=True)
+def block_tile(typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs):
+    """Add one block of two unpacked octets to the float accumulators of n_tok tokens.
+
+    acts: address of int64[n_tok] activation rows; *_offset: where this block's planes start in such a row;
+    accs: float32[n_tok][2][8].
+    """
+    if not _literals(name, isa, n_tok):
+        return None
+    type_name, target, count = name.literal_value, ISAS[isa.literal_value], n_tok.literal_value
+
+    def codegen(context, b, signature, args):
+        unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs = args[3:]
+        fmt = FORMATS[type_name]
+        rows = [load_as(b, acts, I64, 8 * t) for t in range(count)]
+        sums = _tile_sums(b, target, fmt, unpacked, [b.add(row, a16_offset) for row in rows])
+        for o, head in enumerate((head0, head1)):
+            for t, row in enumerate(rows):
+                d = b.add(row, d_offset)
+                acc = load_as(b, accs, f32x8.llvm, 64 * t + 32 * o)
+                acc = _accumulate(b, sums[o][t], _scales_at(context, b, head, 0, d), acc)
+                if fmt.has_min:
+                    at = 4096 + UNPACKED_BYTES * o
+                    mins = [load_as(b, unpacked, V16I16, at + 32 * q) for q in range(4)]
+                    minimum = emit_min_sum(b, target, mins, b.add(row, sums_offset))
+                    acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
+                store_as(b, accs, acc, 64 * t + 32 * o)
+        return context.get_dummy_value()
+
+    return types.void(name, isa, n_tok, *[types.int64] * 8), codegen
+
+
+@intrinsic
+def load8_bf16(typingctx, address, odd):
+    """Eight bf16 as f32x8: the low (odd = 0) or high half of each 32-bit lane at `address`."""
+
+    def codegen(context, b, signature, args):
+        lanes = load_as(b, args[0], V8I32)
+        is_odd = b.icmp_signed("!=", args[1], ir.Constant(I64, 0))
+        low, high = b.shl(lanes, const(V8I32, 16)), b.and_(lanes, const(V8I32, -65536))
+        return b.bitcast(b.select(is_odd, high, low), f32x8.llvm)
+
+    return f32x8(types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Prefetch the cache line at `address`, non-temporal; never faults."""
+
+    def codegen(context, b, signature, args):
+        emit_prefetch(b, args[0], 0, 64)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+# Each loop is an overload on the literal type and ISA names, so that what Numba caches (the C callbacks at the
+# end) closes over two strings alone: a dispatcher in a closure would change the cache key in every process.
+
+
+def one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+    """The one-token kernel of type `name`; nopython only."""
+    raise NotImplementedError("one_loop runs in nopython code only")
+
+
+def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
+    """The many-token kernel of type `name`; nopython only."""
+    raise NotImplementedError("many_loop runs in nopython code only")
+
+
+@overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
+def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+    return {"F32": _f32_one, "BF16": _bf16_one}.get(name.literal_value) or _quant_one(FORMATS[name.literal_value])
+
+
+@overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
+def _many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
+    return _float_many if name.literal_value in FLOAT_TYPES else _quant_many(FORMATS[name.literal_value])
+
+
+def _quant_one(fmt):
+    block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
+    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+
+    def loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+        n_blocks = n_cols // block_cols
+        first_payload = (head_bytes * n_blocks + 63) // 64 * 64
+        d = act + 4 * n_cols
+        sums = d + (4 * n_blocks + 63) // 64 * 64
+        for o in range(n_octets):
+            head = w + o * octet_stride
+            payload = head + first_payload
+            acc = splat8(0.0)
+            for block in range(n_blocks):
+                pairs = act + 2 * block_cols * block
+                acc = block_dot(name, isa, acc, head, payload, pairs, d + 4 * block, sums + sums_bytes * block)
+                head += head_bytes
+                payload += payload_bytes
+            store8(out + 32 * o, acc)
+
+    return loop
+
+
+def _quant_many(fmt):
+    block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
+    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+
+    def loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
+        if n_tok < MANY_MIN:
+            for t in range(n_tok):
+                act, out = load_i64(acts + 8 * t), load_i64(outs + 8 * t)
+                one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out)
+            return
+        n_blocks = n_cols // block_cols
+        first_payload = (head_bytes * n_blocks + 63) // 64 * 64
+        d_plane = 4 * n_cols
+        sums_plane = d_plane + (4 * n_blocks + 63) // 64 * 64
+        accs = scratch + 2 * UNPACKED_BYTES
+        for o in range(0, n_octets, 2):
+            # an odd last octet is done twice, to the same place
+            last = min(o + 1, n_octets - 1)
+            octet0, octet1 = w + o * octet_stride, w + last * octet_stride
+            for t in range(2 * n_tok):
+                store8(accs + 32 * t, splat8(0.0))
+            for block in range(n_blocks):
+                payload = first_payload + payload_bytes * block
+                for second in range(2):
+                    source = (octet1 if second else octet0) + payload
+                    block_unpack(name, isa, source, scratch + second * UNPACKED_BYTES)
+                head0, head1 = octet0 + head_bytes * block, octet1 + head_bytes * block
+                a16 = 2 * n_cols + 2 * block_cols * block
+                d, sums = d_plane + 4 * block, sums_plane + sums_bytes * block
+                t = 0
+                while t + TILE_TOKENS <= n_tok:
+                    at, acc = acts + 8 * t, accs + 64 * t
+                    block_tile(name, isa, TILE_TOKENS, scratch, head0, head1, at, a16, d, sums, acc)
+                    t += TILE_TOKENS
+                while t < n_tok:
+                    at, acc = acts + 8 * t, accs + 64 * t
+                    block_tile(name, isa, 1, scratch, head0, head1, at, a16, d, sums, acc)
+                    t += 1
+            for t in range(n_tok):
+                out = load_i64(outs + 8 * t)
+                store8(out + 32 * o, load8(accs + 64 * t))
+                store8(out + 32 * last, load8(accs + 64 * t + 32))
+
+    return loop
+
+
+def _f32_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+    for o in range(n_octets):
+        p = w + o * octet_stride
+        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
+        for k in range(0, n_cols, 4):
+            x = act + 4 * k
+            prefetch(p + PREFETCH_BYTES)
+            prefetch(p + PREFETCH_BYTES + 64)
+            a0 = fma8(load8(p), splat8(load_f32(x)), a0)
+            a1 = fma8(load8(p + 32), splat8(load_f32(x + 4)), a1)
+            a2 = fma8(load8(p + 64), splat8(load_f32(x + 8)), a2)
+            a3 = fma8(load8(p + 96), splat8(load_f32(x + 12)), a3)
+            p += 128
+        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
+
+
+def _bf16_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+    for o in range(n_octets):
+        p = w + o * octet_stride
+        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
+        for k in range(0, n_cols, 4):
+            x = act + 4 * k
+            prefetch(p + PREFETCH_BYTES)
+            a0 = fma8(load8_bf16(p, 0), splat8(load_f32(x)), a0)
+            a1 = fma8(load8_bf16(p, 1), splat8(load_f32(x + 4)), a1)
+            a2 = fma8(load8_bf16(p + 32, 0), splat8(load_f32(x + 8)), a2)
+            a3 = fma8(load8_bf16(p + 32, 1), splat8(load_f32(x + 12)), a3)
+            p += 64
+        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
+
+
+def _float_many(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
+    # octet by octet, so that its weights are read from memory once
+    for o in range(n_octets):
+        for t in range(n_tok):
+            act, out = load_i64(acts + 8 * t), load_i64(outs + 8 * t) + 32 * o
+            one_loop(name, isa, w + o * octet_stride, octet_stride, 1, n_cols, act, out)
+
+
+def dot_one_kernel(name, isa):
+    """Compiled C callback for one token, of the stored type `name` and the instruction set `isa`."""
+
+    @callback(6)
+    def dot_one(w, octet_stride, n_octets, n_cols, act, out):
+        one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out)
+
+    return dot_one
+
+
+def dot_many_kernel(name, isa):
+    """Compiled C callback for many tokens, of the stored type `name` and the instruction set `isa`."""
+
+    @callback(8)
+    def dot_many(w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
+        many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch)
+
+    return dot_many
