@@ -2,7 +2,7 @@
 
 Owns the reading of octet payloads (`kernels/layout.py` has the byte layout) for one block of 8 rows: the
 exact integer block sums against int8 activations, and the unpacking into scaled int16 for many tokens.
-Knows no loop over blocks, no float and no instruction set: those are `kernels/dot.py` and `kernels/isa/`.
+Knows no loop over blocks, no float and no instruction set: see `kernels/dot.py` and `kernels/isa/`.
 
 Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in bytes 4r .. 4r+3); a sub-block is
 32 columns, V_0 .. V_7. Activations `pairs`: per 32 columns 32 bytes a, then 32 bytes |a|.
@@ -126,7 +126,7 @@ _WEIGHTS = {
 }
 
 
-# --- one token: block sums --------------------------------------------------------------------------------------
+# --- one token: block sums --------------------------------------------------------------------------------
 
 
 def _broadcast(b, address, offset):
@@ -174,8 +174,10 @@ def emit_min_pairs(b, payload, fmt):
         lanes = b.bitcast(load_as(b, payload, V32I8, fmt.scales + 32 * h), V8I32)
         for q in range(2):
             low = b.and_(b.lshr(lanes, const(V8I32, 16 * q)), const(V8I32, 0xFF))
-            high = b.and_(b.shl(lanes, const(V8I32, 8 - 16 * q)) if q == 0 else b.lshr(lanes, const(V8I32, 8)),
-                          const(V8I32, 0xFF0000))
+            high = b.and_(
+                b.shl(lanes, const(V8I32, 8 - 16 * q)) if q == 0 else b.lshr(lanes, const(V8I32, 8)),
+                const(V8I32, 0xFF0000),
+            )
             pairs.append(b.bitcast(b.or_(low, high), V16I16))
     return pairs
 
@@ -189,7 +191,7 @@ def emit_min_sum(b, isa, min_pairs, sums):
     return total
 
 
-# --- many tokens: scaled int16 ------------------------------------------------------------------------------------
+# --- many tokens: scaled int16 ----------------------------------------------------------------------------
 
 
 def emit_unpack(b, isa, name, payload, target):

@@ -43,7 +43,7 @@ def sources_hash() -> str:
 
 
 def open_cache() -> KernelCache:
-    """The user's kernel cache below $XDG_CACHE_HOME or ~/.cache; a temporary one if that cannot be written."""
+    """The user's kernel cache, in $XDG_CACHE_HOME or ~/.cache; a temporary one if that cannot be written."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         path = base / "strata-jit" / f"kernels-{sources_hash()}"

@@ -56,7 +56,7 @@ def load_kernels(
         with cache.lock(cache_path, exclusive=False):
             try:
                 return load()
-            except Exception as fault:  # any fault of unpickling: the cache is not ours to trust
+            except Exception as fault:  # noqa: BLE001 - a cut file may raise anything while it is unpickled
                 first_fault = fault
     else:
         first_fault = None
@@ -88,7 +88,11 @@ def _is_ready(ready: Path, wanted: Sequence[str]) -> bool:
 
 
 def _load(
-    ops: Sequence[str], types: Sequence[str], conversions: Sequence[str], chosen: str, on_progress: Progress | None
+    ops: Sequence[str],
+    types: Sequence[str],
+    conversions: Sequence[str],
+    chosen: str,
+    on_progress: Progress | None,
 ) -> Kernels:
     total, done = len(ops) + 2 * len(types) + len(conversions), 0
 

@@ -13,11 +13,11 @@ many: (w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch)
 the same bits for the same row and token.
 """
 
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from llvmlite import ir
 from strata_jit.kernels._jit import OVERLOAD_OPTIONS, callback
 from strata_jit.kernels.blocks import (
     FORMATS,
@@ -70,14 +70,16 @@ def _literals(*values):
     return all(isinstance(v, types.Literal) for v in values)
 
 
-# --- pieces that are emitted --------------------------------------------------------------------------------------
+# --- pieces that are emitted ------------------------------------------------------------------------------
 
 
 def emit_prefetch(b, address, offset, n_bytes):
     """Prefetch every cache line of n_bytes, non-temporal."""
     flags = [ir.Constant(I32, v) for v in (0, 0, 1)]  # read, no reuse, data
     for line in range(0, n_bytes, 64):
-        call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, ir.IntType(8), offset + line), *flags)
+        call_llvm(
+            b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, ir.IntType(8), offset + line), *flags
+        )
 
 
 def _scales_at(context, b, address, offset, activation_scale):
@@ -103,7 +105,9 @@ def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
         _, _, acc, head, payload, pairs, d, sums = args
         fmt = FORMATS[type_name]
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
-        acc = _accumulate(b, emit_block_sum(b, target, type_name, payload, pairs), _scales_at(context, b, head, 0, d), acc)
+        acc = _accumulate(
+            b, emit_block_sum(b, target, type_name, payload, pairs), _scales_at(context, b, head, 0, d), acc
+        )
         if fmt.has_min:
             minimum = emit_min_sum(b, target, emit_min_pairs(b, payload, fmt), sums)
             acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
@@ -155,7 +159,9 @@ def _tile_sums(b, target, fmt, unpacked, activations):
 
 
 @intrinsic(prefer_literal=True)
-def block_tile(typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs):
+def block_tile(
+    typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs
+):
     """Add one block of two unpacked octets to the float accumulators of n_tok tokens.
 
     acts: address of int64[n_tok] activation rows; *_offset: where this block's planes start in such a row;
@@ -210,7 +216,7 @@ def prefetch(typingctx, address):
     return types.void(types.int64), codegen
 
 
-# --- kernels --------------------------------------------------------------------------------------------------------
+# --- kernels ----------------------------------------------------------------------------------------------
 # Each loop is an overload on the literal type and ISA names, so that what Numba caches (the C callbacks at the
 # end) closes over two strings alone: a dispatcher in a closure would change the cache key in every process.
 
@@ -227,7 +233,9 @@ def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, s
 
 @overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    return {"F32": _f32_one, "BF16": _bf16_one}.get(name.literal_value) or _quant_one(FORMATS[name.literal_value])
+    return {"F32": _f32_one, "BF16": _bf16_one}.get(name.literal_value) or _quant_one(
+        FORMATS[name.literal_value]
+    )
 
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
@@ -250,7 +258,9 @@ def _quant_one(fmt):
             acc = splat8(0.0)
             for block in range(n_blocks):
                 pairs = act + 2 * block_cols * block
-                acc = block_dot(name, isa, acc, head, payload, pairs, d + 4 * block, sums + sums_bytes * block)
+                acc = block_dot(
+                    name, isa, acc, head, payload, pairs, d + 4 * block, sums + sums_bytes * block
+                )
                 head += head_bytes
                 payload += payload_bytes
             store8(out + 32 * o, acc)

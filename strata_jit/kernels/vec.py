@@ -350,7 +350,7 @@ def lane8(typingctx, x, i):
     return types.float32(f32x8, types.int64), codegen
 
 
-def _fold(name, combine):
+def _fold(name, combine, vector_type=f32x8, scalar_type=types.float32):
     """Horizontal reduction in one fixed order: lanes 0-3 with 4-7, then 2 apart, then 1 apart."""
 
     def codegen(context, b, signature, args):
@@ -362,7 +362,7 @@ def _fold(name, combine):
 
     @intrinsic
     def reduce(typingctx, x):
-        return types.float32(f32x8), codegen
+        return scalar_type(vector_type), codegen
 
     reduce.__doc__ = name
     return reduce
@@ -424,7 +424,7 @@ def call8(typingctx, address, a0, a1, a2, a3, a4, a5, a6, a7):
     return _call(8)
 
 
-# --- words of the structures in `abi`, and of an op's arguments ----------------------------------------------
+# --- words of the structures in `abi`, and of an op's arguments ---------------------------------------------
 
 
 @intrinsic
@@ -453,7 +453,7 @@ def _word_pointer(b, args, llvm_type):
     return b.gep(b.inttoptr(base, llvm_type.as_pointer()), [index])
 
 
-# --- lanes in other places -----------------------------------------------------------------------------------
+# --- lanes in other places ----------------------------------------------------------------------------------
 
 
 def _two_vector_shuffle(lanes, doc):
@@ -474,19 +474,26 @@ zip_low8 = _two_vector_shuffle([0, 8, 1, 9, 2, 10, 3, 11], "x0 y0 x1 y1 x2 y2 x3
 zip_high8 = _two_vector_shuffle([4, 12, 5, 13, 6, 14, 7, 15], "x4 y4 x5 y5 x6 y6 x7 y7.")
 
 
-# --- magnitudes and integers ---------------------------------------------------------------------------------
+# --- magnitudes and integers --------------------------------------------------------------------------------
+
+
+def _emit_max_magnitude(b, x, y):
+    ints = vector(I32, x.type.count)
+    low, high = (b.and_(b.bitcast(v, ints), const(ints, 0x7FFFFFFF)) for v in (x, y))
+    return b.bitcast(b.select(b.icmp_signed(">", low, high), low, high), x.type)
 
 
 @intrinsic
 def max_magnitude8(typingctx, x, y):
-    """Lane-wise larger of |x| and |y| >= 0; a NaN is larger than everything, so that it is not lost."""
+    """Lane-wise larger of |x| and |y|; a NaN is larger than everything, so that it is not lost."""
 
     def codegen(context, b, signature, args):
-        mask = const(i32x8.llvm, 0x7FFFFFFF)
-        x, y = (b.and_(b.bitcast(v, i32x8.llvm), mask) for v in args)
-        return b.bitcast(b.select(b.icmp_signed(">", x, y), x, y), f32x8.llvm)
+        return _emit_max_magnitude(b, *args)
 
     return f32x8(f32x8, f32x8), codegen
+
+
+hmax_magnitude8 = _fold("Largest magnitude of the lanes, as `max_magnitude8`.", _emit_max_magnitude)
 
 
 @intrinsic
@@ -554,4 +561,4 @@ def _lower_add_i32(context, b, signature, args):
     return b.add(*args)
 
 
-sum_i32 = _fold_i32 = None
+sum_i32 = _fold("Sum of the lanes of an i32x8.", lambda b, x, y: b.add(x, y), i32x8, types.int32)

@@ -15,7 +15,9 @@ from strata_jit.kernels.ref.octets import pack_octets
 
 TYPES = ["IQ4_XS", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16", "F32"]
 RUNNABLE = [name for name, target in isa.ISAS.items() if target.needs <= isa.host_features()]
-VARIANTS = [(name, target) for name in TYPES for target in (RUNNABLE if name not in FLOAT_BYTES else ["portable"])]
+VARIANTS = [
+    (name, target) for name in TYPES for target in (RUNNABLE if name not in FLOAT_BYTES else ["portable"])
+]
 SCALE_AT = {"IQ4_XS": (0,), "IQ4_NL": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
 """Byte offsets of the f16 scales in a block of the file."""
 
@@ -70,8 +72,16 @@ def run_many(name, target, octets, stride, n_octets, n_cols, acts):
     act_ptrs = np.array([a.ctypes.data for a in acts], np.int64)
     out_ptrs = np.array([row.ctypes.data for row in out], np.int64)
     scratch = aligned(many_scratch_bytes(n_tok))
-    kernel(octets.ctypes.data, stride, n_octets, n_cols, n_tok, act_ptrs.ctypes.data, out_ptrs.ctypes.data,
-           scratch.ctypes.data)
+    kernel(
+        octets.ctypes.data,
+        stride,
+        n_octets,
+        n_cols,
+        n_tok,
+        act_ptrs.ctypes.data,
+        out_ptrs.ctypes.data,
+        scratch.ctypes.data,
+    )
     assert np.isnan(out[:, 8 * n_octets :]).all(), "wrote past the last octet"
     return out[:, : 8 * n_octets]
 
@@ -99,7 +109,9 @@ def check(name, target, rows, n_cols, xs):
     for t, (twin, _) in enumerate(acts):
         expected[t, : len(rows)] = dot(name, rows, n_cols, twin)
     for t, (_, memory) in enumerate(acts):
-        np.testing.assert_array_equal(run_one(name, target, octets, stride, n_octets, n_cols, memory), expected[t])
+        np.testing.assert_array_equal(
+            run_one(name, target, octets, stride, n_octets, n_cols, memory), expected[t]
+        )
     many = run_many(name, target, octets, stride, n_octets, n_cols, [memory for _, memory in acts])
     np.testing.assert_array_equal(many, expected)
 

@@ -1,0 +1,32 @@
+"""From a GGUF file to a step program: one short module per architecture family.
+
+A family reads its hyperparameters and tensors from the file and strings ops together; what families share
+stands in `transformer.py`. Knows no process, no memory address and no kernel, only their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from strata_jit.errors import ModelError
+from strata_jit.gguf.reader import GGUFFile
+from strata_jit.models import llama, qwen3moe
+from strata_jit.models.language_model import LanguageModel, StepLimits
+
+ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
+    "llama": llama.build,
+    "qwen3moe": qwen3moe.build,
+}
+"""`general.architecture` -> builder."""
+
+
+def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
+    """The step program of the model in `file`.
+
+    ModelError for an architecture, a tensor type or a feature that is not supported, naming it.
+    """
+    arch = file.get("general.architecture", str)
+    if arch not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"{file.path}: architecture {arch!r} is not supported (supported: {known})")
+    return ARCHITECTURES[arch](file, limits)

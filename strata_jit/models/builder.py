@@ -1,0 +1,278 @@
+"""Puts a step program together: tensors by GGUF name, buffers, scratch, ops by field name.
+
+Owns ids, sizes and the check that every tensor of the file is used; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+from strata_jit.errors import ModelError
+from strata_jit.gguf.reader import GGUFFile, TensorInfo
+from strata_jit.kernels.abi import ROW_GROUP
+from strata_jit.kernels.layout import (
+    STORE_TYPES,
+    act_planes,
+    n_octets,
+    octet_bytes,
+    round_up,
+    store_type_of,
+)
+from strata_jit.kernels.registry import OPS
+from strata_jit.pool.program import Arg, ArgKind, BufferSpec, Op, Program, TensorSpec
+
+Count = Literal["rows", "out"]
+Role = Literal["matrix", "vector"]
+LINE = 64
+KINDS = ("F32", "Q256", "Q32")
+"""Activation kinds, in the order of their planes in an activation row."""
+
+
+class Act:
+    """An activation row: where it lies and where each kind's planes start in it."""
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        name: str,
+        n_cols: int,
+        kinds: Iterable[str],
+        n_rows: int,
+        rows_one: int,
+    ):
+        self.offsets: dict[str, int] = dict.fromkeys(KINDS, -1)
+        self.stride = 0
+        for kind in KINDS:
+            if kind in kinds:
+                self.offsets[kind] = self.stride
+                self.stride += act_planes(kind, n_cols).nbytes
+        self.shared = builder.buffer(name, n_rows * self.stride)
+        self.scratch = builder.scratch(rows_one * self.stride)
+
+    @property
+    def read(self) -> dict[str, int]:
+        """Fields of an op that reads the row."""
+        return {"act_scratch": self.scratch, "act_shared": self.shared, "act_stride": self.stride}
+
+    @property
+    def write(self) -> dict[str, int]:
+        """Fields of an op that writes it."""
+        return self.read | {f"off_{kind.lower()}": self.offsets[kind] for kind in KINDS}
+
+
+class ProgramBuilder:
+    """Collects the parts of a `Program`."""
+
+    def __init__(self, file: GGUFFile, *, reference: bool = False) -> None:
+        self.file = file
+        self.reference = reference
+        self._tensors: list[TensorSpec] = []
+        self._ids: dict[str, int] = {}
+        self._buffers: list[BufferSpec] = []
+        self._ops: list[Op] = []
+        self._scratch = 0
+
+    # --- tensors ------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds the tensor."""
+        return name in self.file.tensors
+
+    def vector(self, name: str, n: int) -> int:
+        """Id of a float32 vector of n elements, whole on every node."""
+        info = self.file.tensor(name)
+        if info.shape != (n,):
+            raise self._shape_fault(info, (n,))
+        if info.type.name not in ("F32", "F16", "BF16"):
+            raise ModelError(
+                f"{self.file.path}: vector {name} has type {info.type.name}, expected F32, F16 or BF16"
+            )
+        return self._add(info, "vector", "F32", pair=None)
+
+    def matrix(self, name: str, n_cols: int, n_rows: int) -> int:
+        """Id of a matrix, cut by rows over the nodes."""
+        return self._matrix(name, (n_cols, n_rows), None)
+
+    def experts(
+        self,
+        name: str,
+        n_cols: int,
+        n_rows: int,
+        n_expert: int,
+        pair: int | None = None,
+        chosen: tuple[int, ...] | None = None,
+    ) -> int:
+        """Id of the matrices of all experts, or of the `chosen` ones.
+
+        `pair`: the gate whose octets alternate with this up's, where both are stored alike.
+        """
+        if pair is not None and self.store_type(pair) != self._store_type(self.file.tensor(name)):
+            pair = None
+        return self._matrix(name, (n_cols, n_rows, n_expert), pair, chosen)
+
+    def act_kind(self, tensor: int) -> str:
+        """Activation kind that the tensor's dot kernel reads."""
+        store = self.store_type(tensor)
+        return "F32" if store == "auto-f32" else STORE_TYPES[store].act_kind
+
+    def store_type(self, tensor: int) -> str:
+        """Store type of a tensor, "auto-f32" where the file decides between F32 and BF16."""
+        return self._tensors[tensor].store_type
+
+    def stored_bytes(self, tensor: int) -> int:
+        """Bytes of the whole tensor as it is stored; F32 is counted as F32."""
+        spec = self._tensors[tensor]
+        if spec.role == "vector":
+            return 4 * spec.n_cols
+        store = "F32" if spec.store_type == "auto-f32" else spec.store_type
+        return spec.n_expert * n_octets(spec.n_rows) * octet_bytes(store, spec.n_cols)
+
+    def _matrix(
+        self, name: str, shape: tuple[int, ...], pair: int | None, chosen: tuple[int, ...] | None = None
+    ) -> int:
+        info = self.file.tensor(name)
+        if info.shape != shape:
+            raise self._shape_fault(info, shape)
+        store = self._store_type(info)
+        if self.file.tensor(name).n_cols % STORE_TYPES["F32" if store == "auto-f32" else store].block_cols:
+            raise ModelError(
+                f"{self.file.path}: tensor {name}: rows of {info.n_cols} do not make whole {store} blocks"
+            )
+        return self._add(info, "matrix", store, pair, chosen)
+
+    def _store_type(self, info: TensorInfo) -> str:
+        try:
+            store = store_type_of(info.type.name).name
+        except ModelError as fault:
+            raise ModelError(f"{self.file.path}: tensor {info.name}: {fault}") from None
+        if self.reference:
+            return "F32"
+        return "auto-f32" if info.type.name == "F32" else store
+
+    def _add(
+        self,
+        info: TensorInfo,
+        role: Role,
+        store: str,
+        pair: int | None,
+        chosen: tuple[int, ...] | None = None,
+    ) -> int:
+        if info.name in self._ids:
+            return self._ids[info.name]
+        tensor = len(self._tensors)
+        self._tensors.append(
+            TensorSpec(
+                id=tensor,
+                name=info.name,
+                role=role,
+                file_type=info.type.name,
+                store_type=store,
+                n_cols=info.n_cols,
+                n_rows=info.n_rows,
+                n_expert=info.n_expert if chosen is None else len(chosen),
+                experts=chosen,
+                part=info.part,
+                offset=info.offset,
+                row_bytes=info.row_bytes,
+                expert_bytes=info.row_bytes * info.n_rows,
+                pair=pair,
+            )
+        )
+        self._ids[info.name] = tensor
+        return tensor
+
+    def _shape_fault(self, info: TensorInfo, expected: Sequence[int]) -> ModelError:
+        found, wanted = (" x ".join(map(str, shape)) for shape in (info.shape, expected))
+        return ModelError.at(self.file.path, f"tensor {info.name}", f"shape {found}", wanted)
+
+    # --- memory -------------------------------------------------------------------------------------------
+
+    def buffer(self, name: str, n_bytes: int) -> int:
+        """Id of a shared buffer."""
+        self._buffers.append(BufferSpec(len(self._buffers), name, round_up(max(n_bytes, 1), LINE)))
+        return len(self._buffers) - 1
+
+    def scratch(self, n_bytes: int) -> int:
+        """Offset of n_bytes in every thread's scratch."""
+        start, self._scratch = self._scratch, self._scratch + round_up(n_bytes, LINE)
+        return start
+
+    def act(self, name: str, n_cols: int, kinds: Iterable[str], n_rows: int, rows_one: int = 1) -> Act:
+        """An activation row buffer for n_rows rows, and a scratch for `rows_one` rows of a one-row step."""
+        return Act(self, name, n_cols, set(kinds), n_rows, rows_one)
+
+    # --- ops ----------------------------------------------------------------------------------------------
+
+    def op(
+        self,
+        name: str,
+        label: str,
+        fields: Mapping[str, float],
+        segments: Sequence[Mapping[str, float]] = (),
+        count: Count = "rows",
+    ) -> None:
+        """Append an op; every field of the registry must be given, by its name."""
+        spec = OPS[name]
+        args = _arguments(name, spec.fields, spec.field_kinds, fields)
+        for segment in segments:
+            args += _arguments(name, spec.repeat, spec.repeat_kinds, segment)
+        self._ops.append(
+            Op(
+                name=name,
+                label=label,
+                one=spec.one,
+                many=spec.many,
+                barrier_one=spec.barrier_one,
+                barrier_many=spec.barrier_many,
+                count=count,
+                args=tuple(args),
+                kind=spec.kind,
+            )
+        )
+
+    @property
+    def n_ops(self) -> int:
+        """Ops so far."""
+        return len(self._ops)
+
+    def finish(self, kv_bytes: int) -> Program:
+        """The program."""
+        return Program(tuple(self._ops), tuple(self._tensors), tuple(self._buffers), self._scratch, kv_bytes)
+
+    def check_all_used(self, ignored: Iterable[str] = ()) -> None:
+        """ModelError for a tensor that no op reads: leaving it out would change the model's answers."""
+        known = self._ids.keys() | set(ignored)
+        unused = [name for name in self.file.tensors if name not in known]
+        if unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            arch = self.file.get("general.architecture", str)
+            raise ModelError(
+                f"{self.file.path}: tensor {unused[0]}{more} has no use in strata-jit's {arch}; "
+                "this variant of the architecture is not supported"
+            )
+
+
+def padded(n: int) -> int:
+    """Bytes of n float32 outputs, padded to whole octets and to a cache line."""
+    return round_up(4 * round_up(n, ROW_GROUP), LINE)
+
+
+def _arguments(
+    op: str, names: tuple[str, ...], kinds: tuple[str, ...], values: Mapping[str, float]
+) -> list[Arg]:
+    if set(values) != set(names):
+        wrong = sorted(set(values) ^ set(names))
+        raise ValueError(f"op {op}: fields {', '.join(wrong)} are missing or unknown")
+    args: list[Arg] = []
+    for name, kind in zip(names, kinds, strict=True):
+        value = values[name]
+        if kind == "t?":
+            # -1 stands for no tensor: the kernel sees address 0
+            args.append(("i", 0) if value < 0 else ("t", value))
+        elif kind == "f":
+            args.append(("f", struct.unpack("<f", struct.pack("<f", value))[0]))
+        else:
+            args.append((cast(ArgKind, kind), int(value)))
+    return args

@@ -1,0 +1,107 @@
+"""Hyperparameters that every transformer family reads the same way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from strata_jit.errors import ModelError
+from strata_jit.gguf.reader import GGUFFile
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+@dataclass(frozen=True, slots=True)
+class Hparams:
+    """Geometry of a mixture-of-experts transformer; names as llama.cpp's llama-hparams.h."""
+
+    arch: str
+    n_layer: int
+    """Layers that the logits depend on: nextn (multi-token prediction) layers are not counted."""
+    n_nextn: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_rot: int
+    n_expert: int
+    n_expert_used: int
+    n_ctx_train: int
+    eps: float
+    rope_base: float
+    rope_factor: float
+    """Positions are divided by it (linear scaling); 1 = none."""
+    expert_weights_scale: float
+
+
+def read_hparams(file: GGUFFile) -> Hparams:
+    """Read and check them; ModelError names the key and what is expected of it."""
+    arch = file.get("general.architecture", str)
+
+    def key(name: str) -> str:
+        return f"{arch}.{name}"
+
+    n_nextn = file.get(key("nextn_predict_layers"), int, 0)
+    n_head = _positive(file, key("attention.head_count"))
+    n_embd = _positive(file, key("embedding_length"))
+    head_dim = file.get(key("attention.key_length"), int, n_embd // n_head)
+    hparams = Hparams(
+        arch=arch,
+        n_layer=_positive(file, key("block_count")) - n_nextn,
+        n_nextn=n_nextn,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=file.get(key("attention.head_count_kv"), int, n_head),
+        head_dim=head_dim,
+        n_rot=file.get(key("rope.dimension_count"), int, head_dim),
+        n_expert=file.get(key("expert_count"), int, 0),
+        n_expert_used=file.get(key("expert_used_count"), int, 0),
+        n_ctx_train=_positive(file, key("context_length")),
+        eps=file.get(key("attention.layer_norm_rms_epsilon"), float),
+        rope_base=file.get(key("rope.freq_base"), float, 10000.0),
+        rope_factor=_rope_factor(file, arch),
+        expert_weights_scale=file.get(key("expert_weights_scale"), float, 1.0) or 1.0,
+    )
+    _check(file, hparams)
+    return hparams
+
+
+def _positive(file: GGUFFile, key: str) -> int:
+    value = file.get(key, int)
+    if value <= 0:
+        raise ModelError.at(file.path, key, str(value), "a positive number")
+    return value
+
+
+def _rope_factor(file: GGUFFile, arch: str) -> float:
+    kind = file.get(f"{arch}.rope.scaling.type", str, "none")
+    if kind not in ("none", "linear"):
+        raise ModelError(
+            f"{file.path}: rope scaling {kind!r} is not supported for {arch} (supported: none, linear)"
+        )
+    return file.get(f"{arch}.rope.scaling.factor", float, 1.0) if kind == "linear" else 1.0
+
+
+def _check(file: GGUFFile, h: Hparams) -> None:
+    def fault(name: str, found: object, expected: str) -> ModelError:
+        return ModelError.at(file.path, f"{h.arch}.{name}", str(found), expected)
+
+    if h.n_layer <= 0:
+        raise fault("nextn_predict_layers", h.n_nextn, "fewer than block_count")
+    if h.n_head_kv <= 0 or h.n_head % h.n_head_kv:
+        raise fault("attention.head_count_kv", h.n_head_kv, f"a divisor of head_count {h.n_head}")
+    if h.head_dim <= 0 or h.head_dim % 8:
+        raise fault("attention.key_length", h.head_dim, "a multiple of 8")
+    if file.get(f"{h.arch}.attention.value_length", int, h.head_dim) != h.head_dim:
+        raise fault("attention.value_length", "a length of its own", f"that of the keys, {h.head_dim}")
+    if not 0 < h.n_rot <= h.head_dim or h.n_rot % 2:
+        raise fault("rope.dimension_count", h.n_rot, f"an even number up to the head's {h.head_dim}")
+    if h.n_expert <= 0:
+        found = f"{file.path}: a dense {h.arch} model (expert_count {h.n_expert})"
+        raise ModelError(f"{found}; strata-jit runs mixture-of-experts models")
+    if not 0 < h.n_expert_used <= h.n_expert:
+        raise fault("expert_used_count", h.n_expert_used, f"1 to expert_count {h.n_expert}")
+    window = file.get(f"{h.arch}.attention.sliding_window", int, 0)
+    if window:
+        raise fault("attention.sliding_window", window, "none: this family's windows are not supported")

@@ -1,0 +1,63 @@
+"""What a compiled language model is: its step program and where the host writes and reads.
+
+Data only; the builders fill it, the engine runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_jit.gguf.reader import TensorInfo
+from strata_jit.pool.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What one step, and the KV memory, must be able to hold."""
+
+    max_rows: int
+    """Rows (tokens) of a step: the prompt chunk."""
+    n_ctx: int
+    """Positions of a sequence."""
+    n_seq: int = 1
+    n_nodes: int = 1
+    """Node processes, among which KV blocks are dealt in turn."""
+    reference: bool = False
+    """Store every matrix as float32: the slow, exact path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A shared buffer's content, written once by the host before the first step."""
+
+    buffer: int
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A step program with the places that the host must know."""
+
+    arch: str
+    program: Program
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    kv_blocks: int
+    """Blocks of KV_BLOCK positions per sequence."""
+    x: int
+    """Buffer id of float32[max_rows][x_stride / 4]: token embeddings in, residual stream."""
+    x_stride: int
+    """Bytes from row to row."""
+    logits: int
+    """Buffer id of float32[max_rows][logits_stride / 4], one row per wanted row."""
+    logits_stride: int
+    token_embd: TensorInfo
+    constants: tuple[Constant, ...]
+    weight_bytes_per_token: int
+    """Stored bytes that one token reads: dense matrices once, of the experts those used."""
+    notes: tuple[str, ...]
+    """What the reader of a file should know, such as layers that are skipped."""
