@@ -222,6 +222,7 @@ def _scalar_access(numba_type, llvm_type):
 
 
 load_f32, store_f32 = _scalar_access(types.float32, F32)
+load_f64, store_f64 = _scalar_access(types.float64, F64)
 load_i64, store_i64 = _scalar_access(types.int64, I64)
 load_i32, store_i32 = _scalar_access(types.int32, I32)
 load_u16, store_u16 = _scalar_access(types.uint16, I16)

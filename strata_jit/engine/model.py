@@ -1,0 +1,208 @@
+"""A language model, loaded and ready: the library's front door.
+
+The only place where file, machine, plan, program and pool meet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_jit import models
+from strata_jit.engine.embedding import EmbeddingRows
+from strata_jit.engine.generation import Generation
+from strata_jit.engine.prompt import encode_prompt
+from strata_jit.engine.results import KernelUse, ModelInfo, NodeInfo
+from strata_jit.engine.sample import Sampling
+from strata_jit.engine.setup import Progress, node_specs
+from strata_jit.engine.setup import spin_us as _spin
+from strata_jit.engine.steps import Stepper
+from strata_jit.errors import UsageError
+from strata_jit.gguf.reader import GGUFFile, open_gguf
+from strata_jit.gguf.tokenizer import Tokenizer
+from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.placement.plan import Plan, plan_nodes
+from strata_jit.pool.host import Pool
+from strata_jit.pool.program import PoolSpec
+from strata_jit.topology.machine import read_machine
+
+DEFAULT_CHUNK = 512
+DEFAULT_CTX = 4096
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    ctx: int | None = None,
+    chunk: int | None = None,
+    isa: str | None = None,
+    reference: bool = False,
+    numa_pool: str | None = None,
+    test_slices: int | None = None,
+    spin_us: int | None = None,
+    arena: Literal["memfd", "anon"] = "memfd",
+    on_progress: Progress | None = None,
+) -> Model:
+    """Load a GGUF language model into a pool of pinned threads.
+
+    path         a GGUF file, of a split model any part
+    workers      pool threads beside the one on the host's core; None: one per further physical core
+    ctx          positions of KV memory; None: 4096, at most the model's own context
+    chunk        tokens of a prompt that one step takes; None: 512
+    isa          "avx2" or "portable"; None: the best that the CPU has
+    reference    float32 weights and activations: slow and exact, the judge of the fast path
+    numa_pool    None, "0", "1" or "test": whether to split over NUMA nodes
+    test_slices  node processes in test mode; None: 2
+    spin_us      microseconds that an idle thread spins before it sleeps; None: 200
+    arena        where weights lie: "memfd" or "anon"
+    on_progress  called as on_progress(stage, done, total): "compile" counts kernels, "load" bytes
+
+    Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError or
+    NodeDied where a node process fails. Close the model, or use it in a `with` statement.
+    """
+    file = open_gguf(path)
+    plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
+    chunk = DEFAULT_CHUNK if chunk is None else chunk
+    if chunk < 1:
+        raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
+    n_ctx = _context(file, ctx)
+    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=len(plan.nodes), reference=reference)
+    language_model = models.build(file, limits)
+    spec = PoolSpec(
+        program=language_model.program,
+        nodes=node_specs(plan, language_model.program),
+        files=tuple(str(part) for part in file.parts),
+        max_rows=limits.max_rows,
+        n_seq=limits.n_seq,
+        kv_blocks=language_model.kv_blocks,
+        isa=isa,
+        reference=reference,
+        spin_us=_spin(plan, spin_us),
+        arena=arena,
+    )
+    tokenizer = Tokenizer.from_gguf(file)
+    pool = Pool(spec, on_progress)
+    return Model(file, tokenizer, plan, limits, language_model, pool)
+
+
+class Model:
+    """A loaded model; made by `load`."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        tokenizer: Tokenizer,
+        plan: Plan,
+        limits: StepLimits,
+        language_model: LanguageModel,
+        pool: Pool,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.n_ctx = limits.n_ctx
+        self._file, self._pool = file, pool
+        self._embedding = EmbeddingRows(file, language_model.token_embd)
+        self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
+        self.info = _info(file, plan, language_model, pool)
+
+    def chat(self, text: str, system: str | None = None) -> list[int]:
+        """Token ids of a user's message in the model's chat template. UsageError if the file has none."""
+        return encode_prompt(self._file, text, system, False, self.tokenizer)
+
+    def generate(
+        self, prompt: str | Sequence[int], *, max_tokens: int = 128, sampling: Sampling | None = None
+    ) -> Generation:
+        """Continue `prompt`: token ids, or text taken as it is (for a chat, give `chat(text)`).
+
+        An iterator of text pieces; afterwards `.result` holds token ids and figures. UsageError for a prompt
+        that is empty or does not fit into the context.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_prompt(ids)
+        if max_tokens < 0:
+            raise UsageError(f"max_tokens: found {max_tokens}, expected 0 or more")
+        return Generation(
+            self._stepper,
+            self.tokenizer,
+            ids,
+            max_tokens,
+            self.n_ctx,
+            sampling or Sampling(),
+            self._mean_wait_ns,
+        )
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after every token of `ids`, from an empty context: float32[n, n_vocab]."""
+        self._check_prompt(ids)
+        return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
+
+    def close(self) -> None:
+        """End the node processes and free all memory; may be called again."""
+        self._pool.close()
+        self._embedding.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _mean_wait_ns(self) -> float:
+        waits = self._pool.stats().wait_ns
+        return sum(waits) / len(waits)
+
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        if len(ids) == 0:
+            raise UsageError("the prompt has no tokens: give a text")
+        if len(ids) > self.n_ctx:
+            raise UsageError(
+                f"the prompt has {len(ids)} tokens, the context only {self.n_ctx}: give a larger ctx"
+            )
+
+
+def _context(file: GGUFFile, ctx: int | None) -> int:
+    n_ctx_train = file.get(f"{file.get('general.architecture', str)}.context_length", int)
+    if ctx is None:
+        return min(DEFAULT_CTX, n_ctx_train)
+    if not 1 <= ctx <= n_ctx_train:
+        raise UsageError(f"ctx: found {ctx}, expected 1 to {n_ctx_train}, the model's context")
+    return ctx
+
+
+def _info(file: GGUFFile, plan: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:
+    first = plan.nodes[0].node
+    nodes = tuple(
+        NodeInfo(
+            node=node.node,
+            # the thread on the host's core is not counted as a worker
+            workers=node.threads - (node.node == first),
+            cpus=node.cpus or (),
+            bytes=report.arena_bytes,
+            placed_share=None,
+            verified="unknown",
+        )
+        for node, report in zip(plan.nodes, pool.nodes, strict=True)
+    )
+    return ModelInfo(
+        path=str(file.path),
+        arch=model.arch,
+        types=dict(Counter(t.type.name for t in file.tensors.values())),
+        load_s=pool.load_s,
+        compile_s=pool.compile_s,
+        weight_bytes_per_token=model.weight_bytes_per_token,
+        workers=plan.workers,
+        threads=plan.threads,
+        split_on=plan.split_on,
+        split_reason=plan.split_reason,
+        nodes=nodes,
+        kernels=tuple(KernelUse(use.op, use.variant) for use in pool.kernels),
+        warnings=plan.warnings + model.notes,
+    )

@@ -1,0 +1,68 @@
+"""Runs a language model's step program on a pool: rows in, logits out.
+
+Owns the step's inputs (embeddings, rows, KV table) and where its logits lie; knows no text and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strata_jit.engine.embedding import EmbeddingRows
+from strata_jit.models.language_model import LanguageModel
+from strata_jit.pool.host import Pool
+
+SEQUENCE = 0
+"""The one sequence that a `Stepper` decodes."""
+
+
+class Stepper:
+    """One sequence of tokens on a pool."""
+
+    def __init__(
+        self, pool: Pool, model: LanguageModel, embedding: EmbeddingRows, chunk: int, n_nodes: int
+    ) -> None:
+        self._pool, self._model, self._embedding = pool, model, embedding
+        self.chunk = chunk
+        self._x = pool.buffer(model.x, np.dtype(np.float32)).reshape(-1, model.x_stride // 4)
+        self._logits = pool.buffer(model.logits, np.dtype(np.float32)).reshape(-1, model.logits_stride // 4)
+        self._n_ops = len(model.program.ops)
+        # block b of a sequence lives on node b mod n_nodes, in the next free slot there
+        pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes
+        for constant in model.constants:
+            values = pool.buffer(constant.buffer, constant.values.dtype)
+            values[: constant.values.size] = constant.values
+
+    def step(self, tokens: Sequence[int], position: int, want: Sequence[int]) -> NDArray[np.float32]:
+        """Run tokens at `position`, `position` + 1, ...; logits of the rows `want` (ascending).
+
+        Returns float32[len(want), n_vocab], a view that the next step overwrites.
+        """
+        n, model, pool = len(tokens), self._model, self._pool
+        self._embedding.fill(tokens, self._x[:n, : model.n_embd])
+        rows = pool.rows[:n]
+        rows[:, 0] = tokens
+        rows[:, 1] = np.arange(position, position + n)
+        rows[:, 2] = SEQUENCE
+        rows[:, 3] = 0
+        rows[want, 3] = 1
+        pool.out_rows[: len(want)] = want
+        pool.run(0, self._n_ops, n, len(want))
+        logits: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
+        return logits
+
+    def prompt(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Run a prompt from position 0, chunk by chunk; logits float32[n_vocab] after its last token."""
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            last = start + len(part) == len(tokens)
+            logits = self.step(part, start, [len(part) - 1] if last else [])
+        return logits[0]
+
+    def all_logits(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Logits after every token, float32[m, n_vocab] for each chunk of m tokens."""
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            yield self.step(part, start, range(len(part)))

@@ -1,0 +1,137 @@
+"""What a template from a stranger may use: time, steps, length of texts and lists.
+
+Owns the bounds, the counting, and how long the results of Python's growing operations would be; knows nothing
+of Jinja.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SOURCE_LENGTH = 1 << 20
+_MAX_WIDTH = 1_000
+_MAX_INT_BITS = 100_000
+# "%*d", "%100000d"; "{:{width}}", "{:100000}"
+_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4,})")
+_WIDE_BRACES = re.compile(r":[^{}]*\d{4,}|\{[^{}]*\{")
+_SEQUENCES = (str, bytes, list, tuple)
+
+
+class LimitError(Exception):
+    """A template exceeded its bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one rendering may use.
+
+    `seconds` of wall time; `steps`: loop iterations, calls and operations; `length`: characters or items of
+    the output and of every value on the way; `total_length`: of all values that are made together.
+    """
+
+    seconds: float = 10.0
+    steps: int = 5_000_000
+    length: int = 1 << 24
+    total_length: int = 1 << 28
+
+
+class Budget:
+    """What is left of the bounds during one rendering."""
+
+    __slots__ = ("_bounds", "_deadline", "_steps", "_total")
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self.refill()
+
+    def refill(self) -> None:
+        """Begin anew."""
+        self._deadline = time.monotonic() + self._bounds.seconds
+        self._steps = self._bounds.steps
+        self._total = self._bounds.total_length
+
+    def step(self) -> None:
+        """One more step is taken."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise LimitError(f"it took more than {self._bounds.steps} steps")
+        if time.monotonic() > self._deadline:
+            raise LimitError(f"it ran for more than {self._bounds.seconds:g} seconds")
+
+    def length(self, length: int) -> None:
+        """A value of this length is about to be made."""
+        if length > self._bounds.length:
+            raise LimitError(f"it would make a text or list longer than {self._bounds.length}")
+        self._total -= length
+        if self._total < 0:
+            raise LimitError(f"it made texts and lists of more than {self._bounds.total_length} together")
+        self.step()
+
+    def parts(self, parts: Iterable[Any], separator_length: int = 0) -> Iterator[Any]:
+        """The parts of a text to be joined, as long as they are not too long together."""
+        length = 0
+        for part in parts:
+            length += separator_length + (len(part) if isinstance(part, (str, bytes)) else 0)
+            if length > self._bounds.length:
+                break
+            yield part
+        self.length(length)
+
+    def operation(self, operator: str, left: Any, right: Any) -> None:
+        """`left operator right` is about to be computed."""
+        if operator == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
+            self.length(len(left) + len(right))
+        elif operator == "*" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() + right.bit_length())
+        elif operator == "*":
+            times, value = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(value, _SEQUENCES) and isinstance(times, int):
+                self.length(len(value) * max(times, 0))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() * right)
+        elif operator == "%" and isinstance(left, str):
+            check_percent_format(left)
+
+    def method(self, owner: str | bytes | int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`owner.name(*args)` is about to be called; returns the arguments, an iterator replaced by a list."""
+        if isinstance(owner, int):
+            check_widths(args)
+        elif name == "join" and args:
+            return (list(self.parts(args[0], len(owner))), *args[1:])
+        elif name == "replace" and len(args) > 1 and all(isinstance(arg, type(owner)) for arg in args[:2]):
+            self.replacement(owner, args[0], args[1])
+        elif name in ("format", "format_map") and isinstance(owner, str):
+            if _WIDE_BRACES.search(owner.replace("{{", "").replace("}}", "")):
+                raise LimitError("it formats a text with a computed or large width")
+        elif name == "translate":
+            raise LimitError("it calls translate, whose result has no bound")
+        elif name == "expandtabs":
+            self.length(len(owner) * _MAX_WIDTH)
+        elif name not in ("split", "rsplit", "find", "count", "index", "startswith", "endswith"):
+            check_widths(args)
+        return args
+
+    def replacement(self, text: Any, old: Any, new: Any) -> None:
+        """Every `old` in `text` is about to become `new`."""
+        self.length(len(text) + text.count(old) * len(new))
+
+
+def check_percent_format(layout: str) -> None:
+    """A text formatted by `%` may state no large width, nor take one from its arguments."""
+    if _WIDE_PERCENT.search(layout):
+        raise LimitError("it formats a text with a computed or large width")
+
+
+def check_widths(args: Iterable[Any]) -> None:
+    """Numbers that are widths or counts of something to make."""
+    if any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in args):
+        raise LimitError(f"it asks for a width or count above {_MAX_WIDTH}")
+
+
+def _check_bits(n_bits: int) -> None:
+    if n_bits > _MAX_INT_BITS:
+        raise LimitError("it computes with too large numbers")

@@ -1,0 +1,197 @@
+"""Text to token ids and back, as a GGUF file's own vocabulary has it.
+
+Owns `Tokenizer`: special tokens, the begin-of-text token, decoding. The ways of cutting plain text are in
+`bpe` and `spm`; chat templates and streaming are elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Protocol
+
+from strata_jit.errors import ModelError, UsageError, quoted
+from strata_jit.gguf.bpe import ByteLevelBPE, spelt_bytes
+from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from strata_jit.gguf.reader import GGUFFile, open_gguf
+from strata_jit.gguf.special import SpecialTokens
+from strata_jit.gguf.spm import SPACE, SentencePieceBPE
+from strata_jit.gguf.vocabulary import (
+    PREFIX,
+    TokenType,
+    Vocabulary,
+    read_merges,
+    read_scores,
+    read_vocabulary,
+)
+
+
+class _Encoder(Protocol):
+    """A way of cutting text that holds no special tokens."""
+
+    def encode(self, text: str, after_special: bool = True) -> list[int]: ...
+
+
+class Tokenizer:
+    """The tokenizer of a model.
+
+    `n_vocab` is the number of tokens; `bos_id` and `eos_id` may be None; `eog_ids` are the tokens that end a
+    generation; `add_bos` tells whether a prompt begins with `bos_id` by default. Safe to use from several
+    threads.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encoder: _Encoder, add_bos: bool, space_prefix: bool) -> None:
+        """See `from_gguf`, which is the way to make one."""
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.eog_ids = vocabulary.eog_ids
+        self.add_bos = add_bos
+        self._vocabulary = vocabulary
+        self._encoder = encoder
+        self._space_prefix = space_prefix
+        self._hidden = vocabulary.hidden_ids() | vocabulary.eog_ids
+        self._bytes: dict[int, bytes] = {}
+        user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
+        special = user_defined | vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+        swallowing = _swallowing(vocabulary, special)
+        self._special = SpecialTokens(special, swallowing)
+        self._user_defined = SpecialTokens(user_defined, swallowing)
+
+    @classmethod
+    def from_gguf(cls, source: GGUFFile | str | os.PathLike[str], *, force: bool = False) -> Tokenizer:
+        """The tokenizer of a GGUF file, which may hold a vocabulary alone.
+
+        Raises `ModelError` for a malformed vocabulary, for a kind of tokenizer that is not supported, and for
+        an unknown pre-tokenizer, unless `force` says to cut words by the "default" rules then.
+        """
+        gguf = source if isinstance(source, GGUFFile) else open_gguf(source)
+        vocabulary = read_vocabulary(gguf)
+        if vocabulary.model == "gpt2":
+            return cls._byte_level(gguf, vocabulary, force)
+        if vocabulary.model == "llama":
+            return cls._sentencepiece(gguf, vocabulary)
+        field = quoted(f"{PREFIX}model")
+        raise ModelError.at(gguf.path, field, f"{quoted(vocabulary.model)}, not supported", "gpt2 or llama")
+
+    @classmethod
+    def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary, force: bool) -> Tokenizer:
+        rules = _rules(vocabulary, force)
+        encoder = ByteLevelBPE(vocabulary.ids, read_merges(gguf), rules)
+        return cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
+
+    @classmethod
+    def _sentencepiece(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+        prefix = gguf.get(f"{PREFIX}add_space_prefix", bool, True)
+        scores = read_scores(gguf, len(vocabulary.tokens))
+        encoder = SentencePieceBPE(vocabulary.ids, scores, vocabulary.unknown_id, prefix)
+        return cls(vocabulary, encoder, _add_bos(vocabulary, True), space_prefix=prefix)
+
+    def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
+        """The ids of a text.
+
+        `special`: whether the text of a control token, such as "<|im_end|>", stands for that token; with False
+        it is text like any other (user-defined tokens are always recognised: they are part of the text's
+        alphabet). `bos`: whether to begin with `bos_id`; None does what the file says, unless the text begins
+        with that token already, as many chat templates' output does. No end-of-text token is ever added.
+        Raises `UsageError` for a text that cannot be UTF-8, and where `bos` is asked of a model without one.
+        """
+        _check_text(text)
+        ids: list[int] = []
+        after_special = True
+        for piece in (self._special if special else self._user_defined).split(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self._encoder.encode(piece, after_special)
+            after_special = isinstance(piece, int)
+        return self._with_bos(ids, bos)
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of ids, control tokens as their names or, with `skip_special`, left out.
+
+        Bytes that are no UTF-8 become U+FFFD. Where encoding puts a space before a text (sentencepiece), one
+        leading space is taken away again.
+        """
+        wanted = [token_id for token_id in ids if not (skip_special and self.is_control(token_id))]
+        parts = [self.token_bytes(token_id) for token_id in wanted]
+        if self._space_prefix:
+            first = next((i for i, token_id in enumerate(wanted) if not self.is_control(token_id)), None)
+            if first is not None:
+                parts[first] = parts[first].removeprefix(b" ")
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; a special token's are its name. `UsageError` if out of range."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._token_bytes(token_id)
+        return data
+
+    def token_text(self, token_id: int | None) -> str:
+        """A token's text as the file has it, such as "<s>", "" for None: what chat templates are given."""
+        return "" if token_id is None else self._vocabulary.tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token is no part of a text: control, unknown, unused, or an end of generation."""
+        return token_id in self._hidden
+
+    def _with_bos(self, ids: list[int], bos: bool | None) -> list[int]:
+        if bos is None:
+            bos = self.add_bos and ids[:1] != [self.bos_id]
+        if not bos:
+            return ids
+        if self.bos_id is None:
+            raise UsageError(f"{self._vocabulary.path}: has no begin-of-text token to put before a prompt")
+        return [self.bos_id, *ids]
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.n_vocab:
+            raise UsageError(f"token id {token_id} is not in the vocabulary of {self.n_vocab} tokens")
+        text = self._vocabulary.tokens[token_id]
+        kind = self._vocabulary.types[token_id]
+        if kind == TokenType.BYTE:
+            return _stated_byte(text)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
+            return text.encode()
+        return spelt_bytes(text) if self._vocabulary.model == "gpt2" else text.replace(SPACE, " ").encode()
+
+
+def _rules(vocabulary: Vocabulary, force: bool) -> PreTokenizer:
+    """Other rules than the model was trained with would give worse text without any other sign."""
+    if vocabulary.pre in PRE_TOKENIZERS or force:
+        return PRE_TOKENIZERS.get(vocabulary.pre, PRE_TOKENIZERS["default"])
+    known = ", ".join(sorted(PRE_TOKENIZERS))
+    found = f"{quoted(vocabulary.pre)}, a pre-tokenizer that is not supported"
+    raise ModelError.at(vocabulary.path, quoted(f"{PREFIX}pre"), found, f"one of {known}")
+
+
+def _add_bos(vocabulary: Vocabulary, default: bool) -> bool:
+    add_bos = default if vocabulary.add_bos is None else vocabulary.add_bos
+    if vocabulary.add_bos and vocabulary.bos_id is None:
+        field = quoted(f"{PREFIX}add_bos_token")
+        raise ModelError.at(vocabulary.path, field, "true without a bos_token_id", "both or neither")
+    return add_bos and vocabulary.bos_id is not None
+
+
+def _swallowing(vocabulary: Vocabulary, special: dict[str, int]) -> frozenset[int]:
+    """Phi-3's special tokens take white space behind them; a file shows that only by the model's name."""
+    if not any(name in vocabulary.name.lower() for name in ("phi-3", "phi3")):
+        return frozenset()
+    plain = ("<unk>", "<s>", "<|endoftext|>")
+    return frozenset(token_id for text, token_id in special.items() if text not in plain)
+
+
+def _stated_byte(text: str) -> bytes:
+    """The byte of a token "<0xHH>"; its text's bytes where it is none."""
+    try:
+        return bytes([int(text[3:5], 16)]) if text.startswith("<0x") else text.encode()
+    except ValueError:
+        return text.encode()
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the text is not valid UTF-8 at character {error.start}") from None

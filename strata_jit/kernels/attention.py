@@ -1,0 +1,225 @@
+"""The op `attention`: one KV block's part of the attention of one row and kv head.
+
+Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has eight
+lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator, positions
+ascending. How heads, dimensions and positions are tiled is free, and changes no bit.
+
+Both tiles work on four query heads at a time. Where fewer remain, the last head stands in for the missing ones:
+it is computed and stored again, with the same result.
+"""
+
+import numpy as np
+
+from strata_jit.kernels._jit import inline_kernel, op
+from strata_jit.kernels.abi import (
+    KV_BLOCK,
+    STEP_N_ROWS,
+    THREAD_N_NODES,
+    THREAD_NODE,
+    THREAD_SCRATCH,
+)
+from strata_jit.kernels.attn_prepare import prepare_queries, queries_of, store_position
+from strata_jit.kernels.kv import HALF_BYTES, KEY_OCTET, head_block, row_position, values_of
+from strata_jit.kernels.mathx import exp8
+from strata_jit.kernels.registry import arg_index
+from strata_jit.kernels.team import claim, first_unit
+from strata_jit.kernels.vec import (
+    float_word,
+    fma8,
+    hmax8,
+    keep_lanes8,
+    load8,
+    load8_f16,
+    load_f32,
+    max8,
+    splat8,
+    store8,
+    store_f32,
+    sum8,
+    word,
+)
+
+A = arg_index("attention")
+ZERO = np.float32(0)
+LOWEST = np.float32(-np.inf)
+SCORE_BYTES = 4 * KV_BLOCK
+"""Bytes of one head's scores of a block."""
+PARTIAL_HEADER = 32
+"""Bytes before o in a partial result: m, l, unused."""
+VALUE_TILE = 32
+"""Positions whose values are read before the next ones: small enough to stay in the first-level cache."""
+
+
+@inline_kernel
+def _store_scores(score, scale, n_visible, to):
+    """Scale a key octet's scores; the lanes from n_visible on become -inf."""
+    store8(to, keep_lanes8(score * splat8(scale), n_visible, splat8(LOWEST)))
+
+
+@inline_kernel
+def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
+    """Scores of query heads first .. first+3 at the 16 positions at `keys`; `scores` is those of head 0."""
+    last = group - 1
+    h0, h1, h2, h3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
+    row = 4 * head_dim
+    q0, q1, q2, q3 = q + row * h0, q + row * h1, q + row * h2, q + row * h3
+    a0 = b0 = a1 = b1 = a2 = b2 = a3 = b3 = splat8(ZERO)
+    octet_bytes = HALF_BYTES * KEY_OCTET * head_dim
+    for d in range(head_dim):
+        key = keys + HALF_BYTES * KEY_OCTET * d
+        ka, kb = load8_f16(key), load8_f16(key + octet_bytes)
+        x = splat8(load_f32(q0 + 4 * d))
+        a0, b0 = fma8(x, ka, a0), fma8(x, kb, b0)
+        x = splat8(load_f32(q1 + 4 * d))
+        a1, b1 = fma8(x, ka, a1), fma8(x, kb, b1)
+        x = splat8(load_f32(q2 + 4 * d))
+        a2, b2 = fma8(x, ka, a2), fma8(x, kb, b2)
+        x = splat8(load_f32(q3 + 4 * d))
+        a3, b3 = fma8(x, ka, a3), fma8(x, kb, b3)
+    _store_scores(a0, scale, n_visible, scores + h0 * SCORE_BYTES)
+    _store_scores(a1, scale, n_visible, scores + h1 * SCORE_BYTES)
+    _store_scores(a2, scale, n_visible, scores + h2 * SCORE_BYTES)
+    _store_scores(a3, scale, n_visible, scores + h3 * SCORE_BYTES)
+    _store_scores(b0, scale, n_visible - KEY_OCTET, scores + h0 * SCORE_BYTES + 32)
+    _store_scores(b1, scale, n_visible - KEY_OCTET, scores + h1 * SCORE_BYTES + 32)
+    _store_scores(b2, scale, n_visible - KEY_OCTET, scores + h2 * SCORE_BYTES + 32)
+    _store_scores(b3, scale, n_visible - KEY_OCTET, scores + h3 * SCORE_BYTES + 32)
+
+
+@inline_kernel
+def _softmax(scores, n_octets, partial):
+    """Turn the scores of one head into exp(score - m); store m and the sum l in the partial result."""
+    largest = splat8(LOWEST)
+    for k in range(0, 32 * n_octets, 32):
+        largest = max8(load8(scores + k), largest)
+    m = hmax8(largest)
+    total = splat8(ZERO)
+    for k in range(0, 32 * n_octets, 32):
+        p = exp8(load8(scores + k) - splat8(m))
+        store8(scores + k, p)
+        total = total + p
+    store_f32(partial, m)
+    store_f32(partial + 4, sum8(total))
+
+
+@inline_kernel
+def _add_values(p0, p1, p2, p3, values, stride, n, o0, o1, o2, o3):
+    """o += p * v over n positions, for four heads and the 16 dimensions at `values`."""
+    a0, a1, a2, a3 = load8(o0), load8(o1), load8(o2), load8(o3)
+    b0, b1, b2, b3 = load8(o0 + 32), load8(o1 + 32), load8(o2 + 32), load8(o3 + 32)
+    for i in range(0, 4 * n, 4):
+        va, vb = load8_f16(values), load8_f16(values + 16)
+        values += stride
+        x = splat8(load_f32(p0 + i))
+        a0, b0 = fma8(x, va, a0), fma8(x, vb, b0)
+        x = splat8(load_f32(p1 + i))
+        a1, b1 = fma8(x, va, a1), fma8(x, vb, b1)
+        x = splat8(load_f32(p2 + i))
+        a2, b2 = fma8(x, va, a2), fma8(x, vb, b2)
+        x = splat8(load_f32(p3 + i))
+        a3, b3 = fma8(x, va, a3), fma8(x, vb, b3)
+    store8(o0, a0)
+    store8(o1, a1)
+    store8(o2, a2)
+    store8(o3, a3)
+    store8(o0 + 32, b0)
+    store8(o1 + 32, b1)
+    store8(o2 + 32, b2)
+    store8(o3 + 32, b3)
+
+
+@inline_kernel
+def _add_values_8(p, values, stride, n, o):
+    """o += p * v over n positions, for one head and the 8 dimensions at `values`."""
+    total = load8(o)
+    for i in range(n):
+        total = fma8(splat8(load_f32(p + 4 * i)), load8_f16(values + i * stride), total)
+    store8(o, total)
+
+
+@inline_kernel
+def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
+    """o += p * v over n positions, for all heads of the group and all dimensions; p and o are head 0's."""
+    stride, last, even = HALF_BYTES * head_dim, group - 1, head_dim & ~15
+    for h0 in range(0, group, 4):
+        h1, h2, h3 = min(h0 + 1, last), min(h0 + 2, last), min(h0 + 3, last)
+        p0, p1, p2, p3 = p + h0 * SCORE_BYTES, p + h1 * SCORE_BYTES, p + h2 * SCORE_BYTES, p + h3 * SCORE_BYTES
+        o0, o1, o2, o3 = o + h0 * o_stride, o + h1 * o_stride, o + h2 * o_stride, o + h3 * o_stride
+        for d in range(0, even, 16):
+            v, to = values + HALF_BYTES * d, 4 * d
+            _add_values(p0, p1, p2, p3, v, stride, n, o0 + to, o1 + to, o2 + to, o3 + to)
+    if even < head_dim:
+        for h in range(group):
+            to = o + h * o_stride + 4 * even
+            _add_values_8(p + h * SCORE_BYTES, values + HALF_BYTES * even, stride, n, to)
+
+
+@inline_kernel
+def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, stride):
+    """Partial results of the query heads at `q` over the first n_visible positions of the head block at `head`.
+
+    q: float32[group][head_dim]; scores: scratch float32[group][256]; partial: of the first query head, `stride`
+    bytes to the next.
+    """
+    n_octets = (n_visible + KEY_OCTET - 1) // KEY_OCTET
+    for octet in range(0, n_octets, 2):
+        place = octet * KEY_OCTET
+        keys = head + HALF_BYTES * place * head_dim
+        for first in range(0, group, 4):
+            _scores(q, group, first, head_dim, keys, n_visible - place, scale, scores + 4 * place)
+    for h in range(group):
+        to = partial + h * stride
+        _softmax(scores + h * SCORE_BYTES, n_octets, to)
+        for d in range(0, 4 * head_dim, 32):
+            store8(to + PARTIAL_HEADER + d, splat8(ZERO))
+    for place in range(0, n_visible, VALUE_TILE):
+        values = values_of(head, head_dim) + HALF_BYTES * head_dim * place
+        n = min(n_visible - place, VALUE_TILE)
+        _tile_outputs(scores + 4 * place, group, head_dim, values, n, partial + PARTIAL_HEADER, stride)
+
+
+@inline_kernel
+def partial_bytes(head_dim):
+    """Bytes of the partial result of one (row, head, block)."""
+    return PARTIAL_HEADER + 4 * head_dim
+
+
+@inline_kernel
+def _attend(control, args, thread, n_rows, row, kv_head, block):
+    """One unit of work; nothing to do where the row ends before the block."""
+    n_visible = row_position(control, row) - block * KV_BLOCK + 1
+    if n_visible <= 0:
+        return
+    head_dim, n_head = word(args, A.head_dim), word(args, A.n_head)
+    group = n_head // word(args, A.n_head_kv)
+    head = head_block(control, args, thread, row, block, kv_head)
+    key = word(thread, THREAD_SCRATCH) + word(args, A.work_scratch)
+    own_queries = key + 4 * head_dim
+    q = queries_of(args, row, kv_head)
+    if n_rows == 1:
+        prepare_queries(args, row, kv_head, own_queries)
+        q = own_queries
+        if n_visible <= KV_BLOCK:
+            store_position(args, row, kv_head, head, n_visible - 1, key)
+    place = (row * n_head + kv_head * group) * word(args, A.partial_blocks) + block
+    partial = word(args, A.partial) + place * partial_bytes(head_dim)
+    stride = word(args, A.partial_blocks) * partial_bytes(head_dim)
+    scores, scale = own_queries + 4 * group * head_dim, float_word(args, A.scale)
+    attend_block(q, group, head_dim, head, min(n_visible, KV_BLOCK), scale, scores, partial, stride)
+
+
+@op
+def attention(control, args, thread):
+    """Claim (block of this node, kv head, row) units. At one row each unit prepares its own queries, and that of
+    the row's own block first stores its key and value."""
+    n_rows, n_head_kv = word(control, STEP_N_ROWS), word(args, A.n_head_kv)
+    node, n_nodes = word(thread, THREAD_NODE), word(thread, THREAD_N_NODES)
+    last = 0
+    for row in range(n_rows):
+        last = max(last, row_position(control, row) // KV_BLOCK)
+    n_blocks = (last - node) // n_nodes + 1
+    unit = first_unit(thread)
+    while unit < n_blocks * n_head_kv * n_rows:
+        row, rest = unit % n_rows, unit // n_rows
+        _attend(control, args, thread, n_rows, row, rest % n_head_kv, node + rest // n_head_kv * n_nodes)
+        unit = claim(thread)

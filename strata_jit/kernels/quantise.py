@@ -1,0 +1,150 @@
+"""Float rows -> the activation planes that dot kernels read, and the op `ff_quant`.
+
+Owns the int8 quantisation of activations (`layout.act_planes` has the layout of the planes, docs/kernels.md the
+definition), and where a row goes (the ACT arguments of an op). Knows no matrix type, only the three kinds of
+rows: F32, Q256, Q32.
+"""
+
+import numpy as np
+
+from strata_jit.kernels._jit import glue, inline_kernel, op
+from strata_jit.kernels.abi import STEP_N_ROWS, THREAD_SCRATCH, THREAD_TEAM_INDEX, THREAD_TEAM_SIZE
+from strata_jit.kernels.registry import arg_index
+from strata_jit.kernels.vec import (
+    abs_i32,
+    hmax_magnitude8,
+    load8,
+    max_magnitude8,
+    round8,
+    splat8,
+    store8,
+    store8_i8,
+    store8_i16,
+    store_f32,
+    store_u16,
+    sum_i32,
+    swap_middle_i32,
+    to_i32,
+    word,
+)
+
+FF = arg_index("ff_quant")
+QUANT_MAX = np.float32(127)
+LARGEST = np.float32(np.finfo(np.float32).max)
+ZERO = np.float32(0)
+
+
+@glue
+def _inverse(amax):
+    """127 / amax; 0 where that is not finite (nothing to quantise, or not representable)."""
+    inverse = QUANT_MAX / amax
+    return inverse if inverse <= LARGEST else ZERO
+
+
+@glue
+def _quantise8(x, inverse, pairs, a16):
+    """Round x * inverse; store eight a, |a| and (in pair order) int16 a; returns a as i32x8."""
+    a = to_i32(round8(x * inverse))
+    store8_i8(pairs, a)
+    store8_i8(pairs + 32, abs_i32(a))
+    store8_i16(a16, swap_middle_i32(a))
+    return a
+
+
+@glue
+def _round_up_64(n):
+    return (n + 63) & ~63
+
+
+@inline_kernel
+def _largest(x, nbytes):
+    """Largest magnitude of the float32 in `nbytes` at `x`."""
+    largest = splat8(ZERO)
+    for k in range(0, nbytes, 32):
+        largest = max_magnitude8(load8(x + k), largest)
+    return hmax_magnitude8(largest)
+
+
+@inline_kernel
+def _quantise32(x, inverse, pairs, a16):
+    """`_quantise8` of 32 columns; returns their sum."""
+    inverse = splat8(inverse)
+    total = _quantise8(load8(x), inverse, pairs, a16)
+    for i in range(8, 32, 8):
+        total = total + _quantise8(load8(x + 4 * i), inverse, pairs + i, a16 + 2 * i)
+    return sum_i32(total)
+
+
+@glue
+def quantise_q256(x, n, dst):
+    """Planes of kind Q256 at `dst` from float32[n] at `x`, n % 256 == 0."""
+    a16 = dst + 2 * n
+    d = a16 + 2 * n
+    sums = d + _round_up_64(n // 64)
+    for block in range(0, n, 256):
+        amax = _largest(x + 4 * block, 1024)
+        store_f32(d + block // 64, amax / QUANT_MAX)
+        inverse = _inverse(amax)
+        for k in range(block, block + 256, 32):
+            store_u16(sums + k // 16, _quantise32(x + 4 * k, inverse, dst + 2 * k, a16 + 2 * k))
+
+
+@glue
+def quantise_q32(x, n, dst):
+    """Planes of kind Q32 at `dst` from float32[n] at `x`, n % 32 == 0."""
+    a16 = dst + 2 * n
+    d = a16 + 2 * n
+    for k in range(0, n, 32):
+        amax = _largest(x + 4 * k, 128)
+        store_f32(d + k // 8, amax / QUANT_MAX)
+        _quantise32(x + 4 * k, _inverse(amax), dst + 2 * k, a16 + 2 * k)
+
+
+@glue
+def quantise_row(x, n, dst, args, act):
+    """Write the wanted planes of float32[n] at `x` to the activation row at `dst`.
+
+    `args` and `act`: the op's arguments and the index of the first of its ACT fields, which hold the offsets. `x`
+    may be the row's own F32 plane.
+    """
+    off_f32, off_q256, off_q32 = word(args, act + 3), word(args, act + 4), word(args, act + 5)
+    if off_f32 >= 0 and dst + off_f32 != x:
+        for k in range(0, 4 * n, 32):
+            store8(dst + off_f32 + k, load8(x + k))
+    if off_q256 >= 0:
+        quantise_q256(x, n, dst + off_q256)
+    if off_q32 >= 0:
+        quantise_q32(x, n, dst + off_q32)
+
+
+@glue
+def float_plane(dst, args, act, otherwise):
+    """Address where a row's float32 may be written: its F32 plane if that is wanted, else `otherwise`."""
+    off_f32 = word(args, act + 3)
+    return dst + off_f32 if off_f32 >= 0 else otherwise
+
+
+@glue
+def act_row(args, act, thread, row, n_rows):
+    """Address of activation row `row` of `n_rows`: in the scratch for a one-row step, else shared."""
+    if n_rows == 1:
+        return word(thread, THREAD_SCRATCH) + word(args, act)
+    return word(args, act + 1) + row * word(args, act + 2)
+
+
+@op
+def ff_quant(control, args, thread):
+    """Activation planes of every (row, expert rank) from the experts' inner values; an id of -1 is skipped.
+
+    One row: every thread, all ranks, into its scratch. Many rows: entries in turn over the team.
+    """
+    n_rows, n_used = word(control, STEP_N_ROWS), word(args, FF.n_used)
+    scratch = word(thread, THREAD_SCRATCH)
+    first, step, ids = word(thread, THREAD_TEAM_INDEX), word(thread, THREAD_TEAM_SIZE), word(args, FF.ids)
+    dst = word(args, FF.act_shared)
+    if n_rows == 1:
+        first, step, ids, dst = 0, 1, scratch + word(args, FF.route_scratch), scratch + word(args, FF.act_scratch)
+    for entry in range(first, n_rows * n_used, step):
+        if word(ids, entry) >= 0:
+            x = word(args, FF.ff) + entry * word(args, FF.ff_stride)
+            quantise_row(x, word(args, FF.n_ff), dst + entry * word(args, FF.act_stride), args, FF.act_scratch)

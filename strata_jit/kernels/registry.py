@@ -1,0 +1,198 @@
+"""The ops of a step program: their names, functions, barriers and arguments.
+
+Owns the one table that program builders (host process) and op kernels (node process) share: a builder names
+an argument, a kernel reads it by the same name from `arg_index(op)`, whose fields Numba freezes to constants.
+Imports no Numba and no kernel; functions are named as "module:attribute" and resolved by the node process.
+
+An argument list is written as "name:kind ...", the kinds being
+  b  buffer: address in this process's mapping of the shared buffers
+  t  tensor: address of its record in this node's tensor table (`t?`: or 0 for none)
+  s  scratch: byte offset in the scratch of the thread
+  i  integer
+  f  float32, passed as its bits
+Every argument is one int64 word. Strides and offsets are bytes, `n_...` are counts.
+"""
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+from strata_jit.kernels.abi import KV_BLOCK
+
+KINDS = ("rope", "norm", "linear", "attention", "route", "experts")
+"""Metric classes; a program row carries the index of its op's class."""
+
+ROPE_NEOX = 0
+"""Rotate pairs (i, i + n_rot/2)."""
+ROPE_NORM = 1
+"""Rotate pairs (2i, 2i + 1)."""
+
+_ACT = "act_scratch:s act_shared:b act_stride:i off_f32:i off_q256:i off_q32:i"
+"""Where activation rows go: one row in the thread scratch (one-row step) or rows in a shared buffer, and the
+offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels rely on this order."""
+
+_READ_ACT = "act_scratch:s act_shared:b act_stride:i"
+
+_QKV = (
+    "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
+    "n_head:i n_head_kv:i head_dim:i layer_off:i slot_bytes:i work_scratch:s"
+)
+"""`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """One op: what to call for one row and for many, where the team meets, and the arguments in order.
+
+    `one` or `many` is None where the op has nothing to do in that case. `repeat` lists the arguments of one
+    segment, which follow the others `n_segments` times.
+    """
+
+    name: str
+    one: str | None
+    many: str | None
+    barrier_one: bool
+    barrier_many: bool
+    kind: str
+    fields: tuple[str, ...]
+    field_kinds: tuple[str, ...]
+    repeat: tuple[str, ...] = ()
+    repeat_kinds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"op {self.name}: kind {self.kind!r} is not one of {KINDS}")
+
+
+def _op(
+    name: str,
+    kind: str,
+    functions: str | tuple[str | None, str | None],
+    barriers: tuple[bool, bool],
+    fields: str,
+    repeat: str = "",
+) -> OpDef:
+    """`functions`: "module:attribute" below kernels/, one for both forms or a pair (one row, many rows)."""
+    pair = (functions, functions) if isinstance(functions, str) else functions
+    one, many = (f and f"strata_jit.kernels.{f}" for f in pair)
+    return OpDef(name, one, many, *barriers, kind, *_split(fields), *_split(repeat))
+
+
+def _split(fields: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    pairs = [f.split(":") for f in fields.split()]
+    return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+
+
+# Barriers after the (one-row, many-row) form. At one row, cheap ops are done redundantly by every thread.
+_BOTH = (True, True)
+_MANY = (False, True)
+
+_ALL = (
+    # angles: float32[row][n_half][2] = factor * (cos, sin)(position * freqs[i]); freqs: float64[n_half]
+    _op("rope_angles", "rope", "rope:rope_angles", _BOTH, "freqs:b angles:b n_half:i factor:f"),
+    # RMS norm (weight 0: none), then activation planes. gather 1: the i-th row is x[out_rows[i]], and the op
+    # counts the rows whose logits are wanted. tmp_scratch: float32[n]
+    _op(
+        "norm_quant",
+        "norm",
+        "norm:norm_quant",
+        _MANY,
+        f"x:b x_stride:i weight:t? n:i eps:f gather:i tmp_scratch:s {_ACT}",
+    ),
+    # per segment: out = [out +] (dot(tensor, act) * scale + bias). count: the step-block word that holds the
+    # number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch: `scratch.tmp_scratch_bytes`
+    _op(
+        "linear",
+        "linear",
+        ("linear:linear_one", "linear:linear_many"),
+        _BOTH,
+        f"{_READ_ACT} count:i tmp_scratch:s n_segments:i",
+        repeat="tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f",
+    ),
+    # norms and ropes q in place; norms and ropes k, stores k and v in KV blocks (at one row, attention does)
+    _op("attn_prepare", "attention", (None, "attn_prepare:attn_prepare"), _MANY, _QKV),
+    # partial: float32[row][head][partial_blocks][8 + head_dim] = m, l, six unused, o
+    _op(
+        "attention",
+        "attention",
+        "attention:attention",
+        _BOTH,
+        f"{_QKV} partial:b partial_blocks:i scale:f",
+    ),
+    # out_scratch: float32[n_head * head_dim]
+    _op(
+        "attn_merge",
+        "attention",
+        "attn_merge:attn_merge",
+        _MANY,
+        f"partial:b partial_blocks:i n_head:i head_dim:i out_scratch:s {_ACT}",
+    ),
+    # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
+    # probabilities; ids and weights: the same as rows
+    _op(
+        "route",
+        "route",
+        ("router:route_one", "router:route_many"),
+        _MANY,
+        "logits:b logits_stride:i n_expert:i n_used:i mode:i norm_w:i w_scale:f "
+        "route_scratch:s ids:b weights:b",
+    ),
+    # ff[row * n_used + rank] = silu(gate) * up; an id of -1 is skipped. list_scratch and tmp_scratch, here
+    # and below, have their sizes in `scratch`
+    _op(
+        "moe_gate_up",
+        "experts",
+        ("moe:moe_gate_up_one", "moe:moe_gate_up_many"),
+        _BOTH,
+        f"{_READ_ACT} gate:t gate_off:i up:t up_off:i route_scratch:s ids:b n_expert:i n_used:i "
+        "ff:b ff_stride:i tail_skip:i list_scratch:s tmp_scratch:s",
+    ),
+    # activation planes of every entry (row, rank); act_scratch holds n_used of them
+    _op(
+        "ff_quant",
+        "experts",
+        "quantise:ff_quant",
+        _MANY,
+        f"ff:b ff_stride:i n_ff:i n_used:i route_scratch:s ids:b {_ACT}",
+    ),
+    # one row: x += sum over ranks of weight * down(ff); many rows: d[row * n_used + rank] = down(ff)
+    _op(
+        "moe_down",
+        "experts",
+        ("moe:moe_down_one", "moe:moe_down_many"),
+        _BOTH,
+        f"{_READ_ACT} down:t down_off:i route_scratch:s ids:b weights:b n_expert:i n_used:i "
+        "x:b x_stride:i d:b d_stride:i list_scratch:s tmp_scratch:s",
+    ),
+    # x += sum over ranks of weight * d, in moe_down's order
+    _op(
+        "moe_combine",
+        "experts",
+        (None, "moe:moe_combine"),
+        _MANY,
+        "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i",
+    ),
+)
+
+OPS: dict[str, OpDef] = {op.name: op for op in _ALL}
+
+
+def arg_index(op: str) -> Any:
+    """A named tuple: `arg_index("norm_quant").eps` is the position of `eps` among the op's arguments.
+
+    Bind it to a module global; Numba freezes globals, so that a field costs nothing in nopython code.
+    """
+    names = OPS[op].fields
+    return namedtuple(f"{op}_args", names)(*range(len(names)))
+
+
+def repeat_index(op: str) -> Any:
+    """As `arg_index` for the arguments of one segment, counted from the segment's first."""
+    names = OPS[op].repeat
+    return namedtuple(f"{op}_repeat", names)(*range(len(names)))
+
+
+def attention_scratch_bytes(n_head: int, n_head_kv: int, head_dim: int) -> int:
+    """Bytes of `work_scratch`: one key head, the query heads of a group, and their scores of one KV block."""
+    group = n_head // n_head_kv
+    return 4 * ((group + 1) * head_dim + group * KV_BLOCK)

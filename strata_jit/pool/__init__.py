@@ -1,0 +1,1 @@
+"""Node processes, the memory they share, and the steps that their threads run. Knows no model."""

@@ -1,0 +1,383 @@
+"""The host's side of a pool: start the node processes, give the team steps, notice deaths, end everything.
+
+Owns the order of the start and the end, and the step block. Never imports Numba. Knows no model: what the
+rows and buffers mean is between the program's builder and its ops.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strata_jit import errors
+from strata_jit.errors import ModelError, PoolError, TopologyError
+from strata_jit.kernels import abi, sync_abi
+from strata_jit.kernels.cache import KernelCache, open_cache
+from strata_jit.pool import control
+from strata_jit.pool.arena import settle_store_types
+from strata_jit.pool.channel import Message
+from strata_jit.pool.control import Int64Array, Memory, plan_control
+from strata_jit.pool.process import NodeProcess, first_dead, wait_readable
+from strata_jit.pool.program import PoolSpec
+from strata_jit.topology.syscalls import futex_bump, futex_supported, futex_wait, futex_wake
+
+POLL_S = 0.03
+"""A waiting host looks for dead nodes and at the progress of loading so often."""
+STOP_S = 1.0
+"""Node processes that have not ended so long after they were told to are killed."""
+WORD_32 = 0xFFFFFFFF
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node process says about itself once its slice is loaded."""
+
+    node: int
+    pid: int
+    cpus: tuple[tuple[int, ...], ...]
+    """CPU mask of each thread, read back from the kernel."""
+    arena_bytes: int
+    """Weights as stored."""
+    kv_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelVariant:
+    """An op, or the type of a matrix, and the variant of its kernels that runs."""
+
+    op: str
+    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStats:
+    """One team thread since the start."""
+
+    node: int
+    thread: int
+    wait_ns: int
+    """Lost at barriers."""
+    sleeps: int
+    """Futex sleeps, those between steps included."""
+    state: str
+    op: int
+    """Row of the program that it executes or executed last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Cumulative figures; differences of two of them describe the time between."""
+
+    threads: tuple[ThreadStats, ...]
+    kind_ns: tuple[dict[str, int], ...]
+    """Per node: nanoseconds inside ops of each metric class, on the node's first thread."""
+
+    @property
+    def wait_ns(self) -> tuple[int, ...]:
+        """Nanoseconds lost at barriers, by thread."""
+        return tuple(thread.wait_ns for thread in self.threads)
+
+
+class Pool:
+    """A running team. A context manager; `close` ends it.
+
+    spec         what to run; see `pool.program`
+    on_progress  called as (stage, done, total) with stage "compile" (kernels) or "load" (bytes)
+
+    rows         int64[max_rows, 4]: token, position, sequence, want_logits of the next step's rows
+    out_rows     int64[max_rows]: rows whose logits are wanted, ascending
+    kv_table     int64[n_seq, kv_blocks]: KV slot of (sequence, block)
+    compile_s, load_s  seconds
+    nodes        a `NodeReport` for each node process
+    kernels      a `KernelVariant` for each op kernel and each type of matrix
+    isa          instruction set of the dot kernels
+
+    Raises `NodeDied` when a node process ends, and `PoolError` at every later use; `ModelError` if a file
+    cannot be read as described; whatever `StrataError` a node process raises while it starts.
+    """
+
+    def __init__(self, spec: PoolSpec, on_progress: Progress | None = None) -> None:
+        if not futex_supported():
+            raise TopologyError("this machine has no futex call that is known here, expected 64-bit Linux")
+        self._progress: Progress = on_progress or (lambda stage, done, total: None)
+        self._processes: list[NodeProcess] = []
+        self._answers: dict[tuple[int, str], Message] = {}
+        self._cache: KernelCache | None = None
+        self._memory: Memory | None = None
+        self._control_fd = -1
+        self._step = 0
+        self._pending = False
+        try:
+            self._start(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # --- use --------------------------------------------------------------------------------------------
+
+    def buffer(self, id_: int, dtype: npt.DTypeLike) -> Any:
+        """A shared buffer as a flat array of `dtype`; as many whole elements as fit."""
+        spec = self.spec.program.buffers[id_]
+        count = spec.nbytes // np.dtype(dtype).itemsize
+        return self._open_memory().view(self._layout.buffers[id_], count, dtype)
+
+    def submit(self, first_op: int, n_ops: int, n_rows: int, n_out: int) -> None:
+        """Start a step: ops [first_op, first_op + n_ops) on `n_rows` rows, `n_out` of them with logits.
+
+        Rows, output rows, KV table and buffers belong to the team until `wait` returns.
+        """
+        memory = self._open_memory()
+        if self._pending:
+            raise PoolError("a step is running already: wait for it before the next one")
+        if not 0 <= first_op <= first_op + n_ops <= len(self.spec.program.ops):
+            raise PoolError(f"ops {first_op}:{first_op + n_ops} of {len(self.spec.program.ops)} do not exist")
+        if not 0 <= n_out <= n_rows <= self.spec.max_rows:
+            raise PoolError(
+                f"found {n_rows} rows, {n_out} outputs; expected at most {self.spec.max_rows} rows"
+            )
+        self._block[[abi.STEP_FIRST_OP, abi.STEP_N_OPS]] = first_op, n_ops
+        self._block[[abi.STEP_N_ROWS, abi.STEP_N_OUT]] = n_rows, n_out
+        self._pending = True
+        self._step = (self._step + 1) & WORD_32
+        for node in self.spec.nodes:
+            futex_bump(memory.address + self._layout.node(node.node) + sync_abi.SYNC_EPOCH)
+
+    def wait(self) -> None:
+        """Wait for the submitted step; an interrupt leaves it running, and `wait` may be called again."""
+        memory = self._open_memory()
+        if not self._pending:
+            raise PoolError("no step is running: submit one first")
+        before = (self._step - 1) & WORD_32
+        while True:
+            # always through the kernel: its barrier also orders our reads after the team's writes
+            futex_wait(memory.address + control.DONE, before, POLL_S)
+            if self._done[0] == self._step:
+                break
+            self._check_alive()
+        self._pending = False
+
+    def run(self, first_op: int, n_ops: int, n_rows: int, n_out: int) -> None:
+        """`submit` and `wait`."""
+        self.submit(first_op, n_ops, n_rows, n_out)
+        self.wait()
+
+    def stats(self) -> PoolStats:
+        """Figures since the start; may be asked for while a step runs."""
+        memory, layout = self._open_memory(), self._layout
+        threads, kinds = [], []
+        for node in self.spec.nodes:
+            for thread in range(node.n_threads):
+                words = memory.view(layout.thread(node.node, thread), abi.THREAD_WORDS)
+                threads.append(
+                    ThreadStats(
+                        node.node,
+                        thread,
+                        int(words[sync_abi.PRIVATE_WAIT_NS]),
+                        int(words[sync_abi.PRIVATE_SLEEPS]),
+                        sync_abi.STATE_NAMES[words[sync_abi.PRIVATE_STATE]],
+                        int(words[sync_abi.PRIVATE_OP]),
+                    )
+                )
+            names = self.spec.program.kinds
+            spent = memory.view(layout.node(node.node) + layout.kind_ns, len(names))
+            kinds.append(dict(zip(names, spent.tolist(), strict=True)))
+        return PoolStats(tuple(threads), tuple(kinds))
+
+    def claims(self, node: int, thread: int) -> Int64Array:
+        """int64[n, 2]: (serial of the op, unit) of a thread's claims, if the spec asked for a log."""
+        if not self.spec.claim_log:
+            raise PoolError("this pool keeps no claim log")
+        offset = self._layout.claim_log(node, thread)
+        log = self._open_memory().view(offset, self._layout.claim_log_bytes // abi.WORD_BYTES)
+        count = int(log[sync_abi.CLAIM_LOG_COUNT])
+        if count > self.spec.claim_log:
+            raise PoolError(f"claim log of {self.spec.claim_log} entries overflowed: {count} claims")
+        first = sync_abi.CLAIM_LOG_ENTRIES
+        entries: Int64Array = log[first : first + 2 * count].reshape(count, 2).copy()
+        return entries
+
+    def close(self) -> None:
+        """End the node processes and give all memory back; idempotent, and bounded in time."""
+        try:
+            self._ask_to_stop()
+            deadline = time.monotonic() + STOP_S
+            for process in self._processes:
+                process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in self._processes:
+                process.kill()
+            for process in self._processes:
+                process.wait(STOP_S)
+                process.close()
+            self._processes = []
+            self._release()
+
+    # --- start ------------------------------------------------------------------------------------------
+
+    def _start(self, spec: PoolSpec) -> None:
+        begin = time.monotonic()
+        self._cache = open_cache()
+        program = settle_store_types(spec.program, spec.files, reference=spec.reference)
+        self.spec = replace(spec, program=program)
+        self._create_memory()
+        plain = self.spec.to_json()
+        for node in self.spec.nodes:
+            self._processes.append(NodeProcess(node.node, self._control_fd, str(self._cache.path)))
+        for process in self._processes:
+            init = {"type": "init", "node": process.node, "spec": plain, "cache": str(self._cache.path)}
+            self._send(process, init)
+        compiled = self._gather("compiled")
+        self.kernels = tuple(KernelVariant(*item) for item in compiled[0]["variants"].items())
+        self.isa: str = compiled[0]["isa"]
+        loading = time.monotonic()
+        self.compile_s = loading - begin
+        self._load()
+        self.load_s = time.monotonic() - loading
+        self._broadcast("run")
+        self._gather("ready")
+
+    def _create_memory(self) -> None:
+        self._layout = layout = plan_control(self.spec)
+        self._control_fd = control.create_memfd("strata-control", layout.nbytes)
+        self._memory = memory = Memory(layout.nbytes, self._control_fd)
+        self._stop: Int64Array = memory.view(control.STOP, 1)
+        self._done: Int64Array = memory.view(control.DONE, 1)
+        self._block: Int64Array = memory.view(control.STEP, abi.STEP_WORDS)
+        self.rows: Int64Array = memory.view(layout.rows, (self.spec.max_rows, abi.ROW_WORDS))
+        self.out_rows: Int64Array = memory.view(layout.out_rows, self.spec.max_rows)
+        self.kv_table: Int64Array = memory.view(layout.kv_table, (self.spec.n_seq, self.spec.kv_blocks))
+        self._block[abi.STEP_ROWS] = layout.rows - control.STEP
+        self._block[abi.STEP_OUT_ROWS] = layout.out_rows - control.STEP
+        self._block[abi.STEP_KV_TABLE] = layout.kv_table - control.STEP
+        self._block[abi.STEP_KV_TABLE_STRIDE] = self.spec.kv_blocks
+
+    def _load(self) -> None:
+        """The page cache gives way before the nodes fill their memory, and once more behind them."""
+        drop_file_pages(self.spec.files)
+        self._broadcast("load")
+        total = sum(message["bytes"] for message in self._gather("loading"))
+        self._progress("load", 0, total)
+        loaded = self._gather("loaded", lambda: self._progress("load", self._loaded_bytes(), total))
+        self._progress("load", total, total)
+        drop_file_pages(self.spec.files)
+        self.nodes = tuple(
+            _node_report(process, message["report"])
+            for process, message in zip(self._processes, loaded, strict=True)
+        )
+
+    def _loaded_bytes(self) -> int:
+        memory = self._open_memory()
+        contexts = ((n.node, thread) for n in self.spec.nodes for thread in range(n.n_threads))
+        offsets = (self._layout.thread(*context) for context in contexts)
+        return sum(int(memory.view(o, abi.THREAD_WORDS)[sync_abi.PRIVATE_LOADED_BYTES]) for o in offsets)
+
+    def _broadcast(self, kind: str) -> None:
+        for process in self._processes:
+            self._send(process, {"type": kind})
+
+    def _send(self, process: NodeProcess, message: Message) -> None:
+        try:
+            process.channel.send(message)
+        except OSError:
+            raise process.death() from None
+
+    def _gather(self, kind: str, on_poll: Callable[[], None] = lambda: None) -> list[Message]:
+        """Wait, for as long as it takes, until every node has sent a message of this kind."""
+        wanted = [(process.node, kind) for process in self._processes]
+        while not all(key in self._answers for key in wanted):
+            for process in wait_readable(self._processes, POLL_S):
+                messages = process.channel.receive_ready()
+                if messages is None:
+                    raise process.death()
+                for message in messages:
+                    self._handle(process, message)
+            on_poll()
+        return [self._answers[key] for key in wanted]
+
+    def _handle(self, process: NodeProcess, message: Message) -> None:
+        if message["type"] == "error":
+            raise _node_error(process.node, message)
+        if message["type"] == "progress":
+            self._progress("compile", message["done"], message["total"])
+        else:
+            self._answers[process.node, message["type"]] = message  # a node may be a stage ahead of another
+
+    # --- end --------------------------------------------------------------------------------------------
+
+    def _open_memory(self) -> Memory:
+        if self._memory is None:
+            raise PoolError("the pool is closed")
+        return self._memory
+
+    def _check_alive(self) -> None:
+        dead = first_dead(self._processes)
+        if dead is not None:
+            death = dead.death()
+            self.close()
+            raise death
+
+    def _ask_to_stop(self) -> None:
+        """Threads leave the interpreter at their next wait; the end of its stream ends each process."""
+        if self._memory is not None and self._processes:
+            self._stop[0] = 1
+            for process in self._processes:
+                block = self._memory.address + self._layout.node(process.node)
+                for word in (sync_abi.SYNC_EPOCH, sync_abi.SYNC_RELEASE, sync_abi.SYNC_FLAG):
+                    futex_wake(block + word)
+        for process in self._processes:
+            process.channel.close()
+
+    def _release(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+            del self._stop, self._done, self._block, self.rows, self.out_rows, self.kv_table
+        if self._control_fd >= 0:
+            os.close(self._control_fd)
+            self._control_fd = -1
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+
+def drop_file_pages(files: tuple[str, ...]) -> None:
+    """Write back and drop the page cache of whole files; `ModelError` if one cannot be opened."""
+    for path in files:
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except OSError as fault:
+            raise ModelError(f"{path}: {fault.strerror}") from fault
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _node_report(process: NodeProcess, plain: Message) -> NodeReport:
+    cpus = tuple(tuple(mask) for mask in plain["cpus"])
+    return NodeReport(process.node, process.pid, cpus, plain["bytes"], plain["kv_bytes"], plain["pages"])
+
+
+def _node_error(node: int, message: Message) -> errors.StrataError:
+    """The node's error as the same kind of error here."""
+    kind = getattr(errors, message["kind"], PoolError)
+    if kind is PoolError or not issubclass(kind, errors.StrataError):
+        return PoolError(f"node process {node}: {message['message']}")
+    error: errors.StrataError = kind(message["message"])
+    return error

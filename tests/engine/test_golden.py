@@ -1,0 +1,38 @@
+"""Small models of every architecture against llama.cpp's logits."""
+
+import numpy as np
+import pytest
+
+import strata_jit
+from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
+
+MODELS = ["llama", "qwen3moe", "qwen3moe-nl"]
+
+
+@pytest.fixture(params=MODELS)
+def golden(request, golden_model):
+    return Golden(golden_model(request.param))
+
+
+@pytest.mark.parametrize("isa", ["auto", "portable"])
+def test_fast_kernels_match(golden, isa):
+    with strata_jit.load(golden.model, isa=isa, ctx=64, chunk=16) as model:
+        for prompt, tokens in enumerate(golden.tokens):
+            assert judge(golden, prompt, model.logits(tokens)) == []
+        variants = {use.op: use.variant for use in model.info.kernels}
+        assert variants, "no kernels are listed"
+        assert not {op: v for op, v in variants.items() if v not in ("avx2", "portable", "vector")}
+
+
+def test_float_path_matches(golden):
+    with strata_jit.load(golden.model, reference=True, ctx=64, chunk=16) as model:
+        logits = model.logits(golden.tokens[0])
+    expected = golden.logits_float[0]
+    divergence = kl(expected, logits[-len(expected) :])
+    assert divergence.mean() <= REFERENCE_KL
+
+
+def test_judge_notices_a_wrong_model(golden):
+    wrong = np.roll(golden.logits.astype(np.float32), 1, axis=2)
+    assert judge(golden, 0, wrong[0])
+    assert judge(golden, 1, wrong[1])

@@ -1,0 +1,173 @@
+"""An engine without a model: what `strata-jit decode` calls, with the answers in a script.
+
+`install(script, assign)` puts it in place of the real one. Run as a program, it is the command with the
+script in the environment variable FAKE_ENGINE, so that signals and pipes can be tried on a real process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import strata_jit
+import strata_jit.engine.prompt
+import strata_jit.gguf.reader
+from strata_jit.engine.results import GenerationResult, KernelUse, ModelInfo, NodeInfo
+from strata_jit.errors import NodeDied
+
+PROMPT_IDS = [5, 6, 7]
+N_CTX_TRAIN = 64
+
+
+@dataclass
+class Script:
+    """What happens. `pieces` are text; "!interrupt", "!signal", "!die", "!wait" and "!oserror" are events."""
+
+    pieces: list[str] = field(default_factory=lambda: ["Hel", "lo", " you"])
+    load: str = ""
+    """"interrupt" raises in load; "progress" reports both stages."""
+    warnings: list[str] = field(default_factory=list)
+    pinned: bool = True
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class FakeGeneration:
+    """Yields the script's pieces, one token each; `result` as the engine's generation has it."""
+
+    def __init__(self, script: Script, n_prompt: int) -> None:
+        self._script, self._n_prompt = script, n_prompt
+        self._texts: list[str] = []
+        self._done = False
+        self._steps = self._run()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._steps
+
+    def _run(self) -> Iterator[str]:
+        for piece in self._script.pieces:
+            if piece.startswith("!"):
+                _event(piece[1:])
+            else:
+                self._texts.append(piece)
+                yield piece
+        self._done = True
+
+    def close(self) -> None:
+        self._script.calls.append(("close_generation", None))
+
+    @property
+    def result(self) -> GenerationResult:
+        ids = tuple(range(100, 100 + len(self._texts)))
+        return GenerationResult(
+            text="".join(self._texts),
+            prompt_tokens=self._n_prompt,
+            generated_tokens=len(ids),
+            token_ids=ids,
+            stop_reason="eos" if self._done else "interrupted",
+            prompt_tok_s=123.4,
+            decode_tok_s=45.6 if len(ids) > 1 else None,
+            ttft_s=0.25,
+            wait_us_per_token=7.5,
+        )
+
+
+def _event(name: str) -> None:
+    if name == "interrupt":
+        raise KeyboardInterrupt
+    if name == "signal":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+    if name == "die":
+        raise NodeDied(1, "SIGKILL")
+    if name == "wait":
+        time.sleep(30)
+    if name == "oserror":
+        raise OSError(5, "Input/output error", "part-2.gguf")
+
+
+class FakeModel:
+    """A model that is loaded at once; every call is noted in the script."""
+
+    def __init__(self, script: Script, path: str) -> None:
+        self._script, self._path = script, path
+
+    def __enter__(self) -> FakeModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._script.calls.append(("close_model", None))
+
+    @property
+    def info(self) -> ModelInfo:
+        cpus = ((0, 1), (4,)) if self._script.pinned else ((), ())
+        return ModelInfo(
+            path=self._path,
+            arch="llama",
+            types={"IQ4_XS": 10, "F32": 3},
+            load_s=1.5,
+            compile_s=0.5,
+            weight_bytes_per_token=2_000_000_000,
+            workers=2,
+            threads=3,
+            split_on=True,
+            split_reason="test",
+            nodes=(
+                NodeInfo(0, 1, cpus[0], 3 << 30, None, "unknown"),
+                NodeInfo(1, 1, cpus[1], 1 << 30, 1.0, "all"),
+            ),
+            kernels=(KernelUse("attention", "avx2"), KernelUse("head Q6_K", "portable")),
+            warnings=tuple(self._script.warnings),
+        )
+
+    def generate(self, ids: list[int], **given: Any) -> FakeGeneration:
+        self._script.calls.append(("generate", {"ids": ids, **given}))
+        return FakeGeneration(self._script, len(ids))
+
+
+@dataclass(frozen=True)
+class FakeGGUF:
+    """A model file as far as `choose_context` reads it."""
+
+    path: str
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        return {"general.architecture": "llama", "llama.context_length": N_CTX_TRAIN}.get(key, default)
+
+
+def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
+    """Replace what the command calls, by `assign(module, name, value)`."""
+
+    def load(path: str, *, on_progress: Callable[[str, int, int], None], **given: Any) -> FakeModel:
+        script.calls.append(("load", {"path": path, **given}))
+        if script.load == "interrupt":
+            raise KeyboardInterrupt
+        if script.load == "progress":
+            for stage, total in (("compile", 12), ("load", 5 << 30)):
+                for step in range(4):
+                    on_progress(stage, step * total // 3, total)
+                    time.sleep(0.15)
+        return FakeModel(script, path)
+
+    def encode_prompt(gguf: FakeGGUF, text: str, system: str | None, raw: bool) -> list[int]:
+        script.calls.append(("encode", {"path": gguf.path, "text": text, "system": system, "raw": raw}))
+        return list(PROMPT_IDS)
+
+    assign(strata_jit, "load", load)
+    assign(strata_jit.engine.prompt, "encode_prompt", encode_prompt)
+    assign(strata_jit.gguf.reader, "open_gguf", FakeGGUF)
+
+
+if __name__ == "__main__":
+    from strata_jit.cli import main
+
+    known = {one.name for one in dataclasses.fields(Script)}
+    scripted = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
+    assert set(scripted) <= known
+    install(Script(**scripted), setattr)
+    main(prog_name="strata-jit")
