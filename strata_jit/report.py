@@ -195,13 +195,13 @@ class LoadProgress:
 def print_summary(info: ModelInfo, result: GenerationResult) -> None:
     """The closing tables on stderr: nodes, then the figures of the run."""
     console = _console()
-    nodes = Table("node", "workers", "CPUs", "weights", title=Text(f"{info.arch} on {_split_text(info)}"))
+    nodes = Table("node", "workers", "CPUs", "weights")
     for node in info.nodes:
         nodes.add_row(str(node.node), str(node.workers), _cpus_text(node), format_bytes(node.bytes))
     figures = Table(show_header=False)
     for label, value in _figures(info, result):
         figures.add_row(label, Text(value))
-    console.print(nodes, figures)
+    console.print(Text(f"{info.arch} on {_split_text(info)}"), nodes, figures)
 
 
 def _split_text(info: ModelInfo) -> str:

@@ -17,12 +17,12 @@ StopReason = Literal["eos", "length", "context", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """An operation of the model's program, and the variant of its kernel that was taken."""
+    """A kernel that the model's program calls, and the variant of it that was taken."""
 
     op: str
-    """Operation, with the stored type of its weights where it reads some, such as "experts gate IQ4_XS"."""
+    """"module:name" of an operation, or the stored type of a weight matrix for its dot products."""
     variant: str
-    """"avx2", "portable" or another name that the kernels define."""
+    """"avx2" or "portable"; "vector" where one source serves every CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 MAX_SOURCE_LENGTH = 1 << 20
@@ -19,6 +20,8 @@ _MAX_INT_BITS = 100_000
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4,})")
 _WIDE_BRACES = re.compile(r":[^{}]*\d{4,}|\{[^{}]*\{")
 _SEQUENCES = (str, bytes, list, tuple)
+_CONTAINERS = (list, tuple, dict)
+_SMALL = 64  # weights below are computed anew, as remembering them would cost more
 
 
 class LimitError(Exception):
@@ -30,19 +33,19 @@ class Bounds:
     """What one rendering may use.
 
     `seconds` of wall time; `steps`: loop iterations, calls and operations; `length`: characters or items of
-    the output and of every value on the way; `total_length`: of all values that are made together.
+    the output and of every value on the way, nested ones included; `total_length`: of all values together.
     """
 
     seconds: float = 10.0
-    steps: int = 5_000_000
+    steps: int = 2_000_000
     length: int = 1 << 24
-    total_length: int = 1 << 28
+    total_length: int = 1 << 27
 
 
 class Budget:
     """What is left of the bounds during one rendering."""
 
-    __slots__ = ("_bounds", "_deadline", "_steps", "_total")
+    __slots__ = ("_bounds", "_deadline", "_steps", "_total", "_weights")
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -53,6 +56,8 @@ class Budget:
         self._deadline = time.monotonic() + self._bounds.seconds
         self._steps = self._bounds.steps
         self._total = self._bounds.total_length
+        # id -> weight, and the value itself, so that no other gets its id
+        self._weights: dict[int, tuple[int, object]] = {}
 
     def step(self) -> None:
         """One more step is taken."""
@@ -80,6 +85,25 @@ class Budget:
                 break
             yield part
         self.length(length)
+
+    def weigh(self, value: Any) -> int:
+        """Characters and items in a value, counted again wherever it is contained again.
+
+        A list of two references to a list of two references, and so on, is small in memory, but takes forever
+        to print, compare or hash; weighing each container when it is made stops that early.
+        """
+        if isinstance(value, (str, bytes)):
+            return len(value)
+        if not isinstance(value, _CONTAINERS):
+            return 1
+        if id(value) in self._weights:
+            return self._weights[id(value)][0]
+        items = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+        weight = 1 + sum(map(self.weigh, items))
+        if weight >= _SMALL:
+            self.length(weight)
+            self._weights[id(value)] = (weight, value)
+        return weight
 
     def operation(self, operator: str, left: Any, right: Any) -> None:
         """`left operator right` is about to be computed."""

@@ -2,8 +2,8 @@
 
 Owns the places where a rendering is counted; knows nothing of chats. Jinja's immutable sandbox keeps a
 template from Python's internals, from files and from changing what it is given; here every loop iteration,
-call and growing operation is counted too, before it is done. A template within the bounds renders as in
-Jinja's own sandbox.
+call and growing operation is counted too, before it is done, and every list or dict when it is made. A
+template within the bounds renders as in Jinja's own sandbox.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from strata_jit.gguf.limits import (
@@ -29,6 +31,7 @@ from strata_jit.gguf.limits import (
 # filters that stand in for what cannot be intercepted
 _COUNTED = "strata_counted"
 _CONCATENATED = "strata_concatenated"
+_WEIGHED = "strata_weighed"
 # filters whose result can be longer than their input by their other arguments
 _WIDENING = ("batch", "center", "indent", "round", "slice", "tojson", "truncate", "wordwrap")
 
@@ -46,14 +49,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         # unoptimised, so that as little as possible is computed while compiling
         super().__init__(optimized=False, cache_size=0, auto_reload=False, **options)
         del self.globals["lipsum"]  # random text of any length
+        self.globals["namespace"] = _Namespace
         self.filters.update(filters)
         for name in _WIDENING:
             self.filters[name] = _checked_widening(self._budget, self.filters[name])
         self.filters["replace"] = _checked_replace(self._budget, self.filters["replace"])
         self.filters["join"] = _checked_join(self._budget, self.filters["join"])
         self.filters["format"] = _checked_format(self.filters["format"])
+        self.filters = {name: self._weighed_filter(function) for name, function in self.filters.items()}
         self.filters[_COUNTED] = self._counted
         self.filters[_CONCATENATED] = self._concatenated
+        self.filters[_WEIGHED] = self._weighed
 
     def render_bounded(self, source: str, variables: Mapping[str, Any]) -> str:
         """The rendered template. Raises `LimitError`, and whatever else the template leads to."""
@@ -70,7 +76,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Compute `left operator right` unless the result is too large."""
         self._budget.step()
         self._budget.operation(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return self._weighed(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Call a macro, function or method unless the result is too large."""
@@ -79,7 +85,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             args = __self._budget.method(owner, method.__name__, args)
-        return super().call(__context, __obj, *args, **kwargs)
+        __self._budget.weigh((args, kwargs))  # a macro sees them as containers
+        return __self._weighed(super().call(__context, __obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
@@ -88,14 +95,32 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self._budget.step()
-            yield value
+            yield self._weighed(value)
+
+    def _weighed(self, value: Any) -> Any:
+        self._budget.weigh(value)
+        return value
+
+    def _weighed_filter(self, function: Filter) -> Filter:
+        @functools.wraps(function)  # keeps Jinja's marks on the function too
+        def weighed(*args: Any, **kwargs: Any) -> Any:
+            return self._weighed(function(*args, **kwargs))
+
+        return weighed
 
     def _concatenated(self, values: list[Any]) -> str:
         return "".join(self._budget.parts(map(str, values)))
 
 
+class _Namespace(Namespace):
+    """Jinja's `namespace`, which may hold itself; printing one shows no more than that it is one."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
 class _Counting(NodeTransformer):
-    """Has loop iterations counted and the results of `~` bounded."""
+    """Has loop iterations counted, the results of `~` bounded and literal containers weighed."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -106,13 +131,25 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCATENATED)
 
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _WEIGHED)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _WEIGHED)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _WEIGHED) if node.ctx == "load" else node
+
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _checked_widening(budget: Budget, function: Filter) -> Filter:
-    @functools.wraps(function)  # keeps Jinja's marks on the function too
+    @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         value, *others = _values(function, args, kwargs)
         check_widths(others)
@@ -140,9 +177,9 @@ def _checked_replace(budget: Budget, function: Filter) -> Filter:
 def _checked_join(budget: Budget, function: Filter) -> Filter:
     @functools.wraps(function)
     def checked(eval_context: Any, value: Any, d: Any = "", attribute: Any = None) -> Any:
-        if attribute is None:
-            value = list(budget.parts(map(_text, value), len(str(d))))
-        return function(eval_context, value, d, attribute)
+        if attribute is not None:
+            value = map(make_attrgetter(eval_context.environment, attribute), value)
+        return function(eval_context, list(budget.parts(map(_text, value), len(str(d)))), d)
 
     return checked
 

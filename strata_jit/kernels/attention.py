@@ -10,7 +10,7 @@ it is computed and stored again, with the same result.
 
 import numpy as np
 
-from strata_jit.kernels._jit import inline_kernel, op
+from strata_jit.kernels._jit import glue, inline_kernel, op
 from strata_jit.kernels.abi import (
     KV_BLOCK,
     STEP_N_ROWS,
@@ -18,8 +18,15 @@ from strata_jit.kernels.abi import (
     THREAD_NODE,
     THREAD_SCRATCH,
 )
-from strata_jit.kernels.attn_prepare import prepare_queries, queries_of, store_position
-from strata_jit.kernels.kv import HALF_BYTES, KEY_OCTET, head_block, row_position, values_of
+from strata_jit.kernels.attn_prepare import group_size, head_at, prepare_group
+from strata_jit.kernels.kv import (
+    HALF_BYTES,
+    KEY_OCTET,
+    head_block,
+    row_position,
+    store_key_value,
+    values_of,
+)
 from strata_jit.kernels.mathx import exp8
 from strata_jit.kernels.registry import arg_index
 from strata_jit.kernels.team import claim, first_unit
@@ -50,7 +57,7 @@ VALUE_TILE = 32
 """Positions whose values are read before the next ones: small enough to stay in the first-level cache."""
 
 
-@inline_kernel
+@glue
 def _store_scores(score, scale, n_visible, to):
     """Scale a key octet's scores; the lanes from n_visible on become -inf."""
     store8(to, keep_lanes8(score * splat8(scale), n_visible, splat8(LOWEST)))
@@ -63,19 +70,23 @@ def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
     h0, h1, h2, h3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
     row = 4 * head_dim
     q0, q1, q2, q3 = q + row * h0, q + row * h1, q + row * h2, q + row * h3
-    a0 = b0 = a1 = b1 = a2 = b2 = a3 = b3 = splat8(ZERO)
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat8(ZERO)
     octet_bytes = HALF_BYTES * KEY_OCTET * head_dim
     for d in range(head_dim):
         key = keys + HALF_BYTES * KEY_OCTET * d
         ka, kb = load8_f16(key), load8_f16(key + octet_bytes)
         x = splat8(load_f32(q0 + 4 * d))
-        a0, b0 = fma8(x, ka, a0), fma8(x, kb, b0)
+        a0 = fma8(x, ka, a0)
+        b0 = fma8(x, kb, b0)
         x = splat8(load_f32(q1 + 4 * d))
-        a1, b1 = fma8(x, ka, a1), fma8(x, kb, b1)
+        a1 = fma8(x, ka, a1)
+        b1 = fma8(x, kb, b1)
         x = splat8(load_f32(q2 + 4 * d))
-        a2, b2 = fma8(x, ka, a2), fma8(x, kb, b2)
+        a2 = fma8(x, ka, a2)
+        b2 = fma8(x, kb, b2)
         x = splat8(load_f32(q3 + 4 * d))
-        a3, b3 = fma8(x, ka, a3), fma8(x, kb, b3)
+        a3 = fma8(x, ka, a3)
+        b3 = fma8(x, kb, b3)
     _store_scores(a0, scale, n_visible, scores + h0 * SCORE_BYTES)
     _store_scores(a1, scale, n_visible, scores + h1 * SCORE_BYTES)
     _store_scores(a2, scale, n_visible, scores + h2 * SCORE_BYTES)
@@ -111,13 +122,17 @@ def _add_values(p0, p1, p2, p3, values, stride, n, o0, o1, o2, o3):
         va, vb = load8_f16(values), load8_f16(values + 16)
         values += stride
         x = splat8(load_f32(p0 + i))
-        a0, b0 = fma8(x, va, a0), fma8(x, vb, b0)
+        a0 = fma8(x, va, a0)
+        b0 = fma8(x, vb, b0)
         x = splat8(load_f32(p1 + i))
-        a1, b1 = fma8(x, va, a1), fma8(x, vb, b1)
+        a1 = fma8(x, va, a1)
+        b1 = fma8(x, vb, b1)
         x = splat8(load_f32(p2 + i))
-        a2, b2 = fma8(x, va, a2), fma8(x, vb, b2)
+        a2 = fma8(x, va, a2)
+        b2 = fma8(x, vb, b2)
         x = splat8(load_f32(p3 + i))
-        a3, b3 = fma8(x, va, a3), fma8(x, vb, b3)
+        a3 = fma8(x, va, a3)
+        b3 = fma8(x, vb, b3)
     store8(o0, a0)
     store8(o1, a1)
     store8(o2, a2)
@@ -137,7 +152,7 @@ def _add_values_8(p, values, stride, n, o):
     store8(o, total)
 
 
-@inline_kernel
+@glue
 def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
     """o += p * v over n positions, for all heads of the group and all dimensions; p and o are head 0's."""
     stride, last, even = HALF_BYTES * head_dim, group - 1, head_dim & ~15
@@ -154,7 +169,7 @@ def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
             _add_values_8(p + h * SCORE_BYTES, values + HALF_BYTES * even, stride, n, to)
 
 
-@inline_kernel
+@glue
 def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, stride):
     """Partial results of the query heads at `q` over the first n_visible positions of the head block at `head`.
 
@@ -178,34 +193,32 @@ def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, st
         _tile_outputs(scores + 4 * place, group, head_dim, values, n, partial + PARTIAL_HEADER, stride)
 
 
-@inline_kernel
+@glue
 def partial_bytes(head_dim):
     """Bytes of the partial result of one (row, head, block)."""
     return PARTIAL_HEADER + 4 * head_dim
 
 
-@inline_kernel
+@glue
 def _attend(control, args, thread, n_rows, row, kv_head, block):
-    """One unit of work; nothing to do where the row ends before the block."""
-    n_visible = row_position(control, row) - block * KV_BLOCK + 1
-    if n_visible <= 0:
-        return
-    head_dim, n_head = word(args, A.head_dim), word(args, A.n_head)
-    group = n_head // word(args, A.n_head_kv)
+    """One unit of work: the first n_visible positions of the block."""
+    n_visible = min(row_position(control, row) - block * KV_BLOCK + 1, KV_BLOCK)
+    head_dim, group = word(args, A.head_dim), group_size(args)
     head = head_block(control, args, thread, row, block, kv_head)
     key = word(thread, THREAD_SCRATCH) + word(args, A.work_scratch)
-    own_queries = key + 4 * head_dim
-    q = queries_of(args, row, kv_head)
+    queries = head_at(args, row, word(args, A.q_off), kv_head * group)
     if n_rows == 1:
-        prepare_queries(args, row, kv_head, own_queries)
-        q = own_queries
-        if n_visible <= KV_BLOCK:
-            store_position(args, row, kv_head, head, n_visible - 1, key)
-    place = (row * n_head + kv_head * group) * word(args, A.partial_blocks) + block
-    partial = word(args, A.partial) + place * partial_bytes(head_dim)
+        has_key = block == row_position(control, row) // KV_BLOCK
+        queries = key + 4 * head_dim
+        prepare_group(args, row, kv_head, 0, group + 1 if has_key else group, queries, key)
+        if has_key:
+            value = head_at(args, row, word(args, A.v_off), kv_head)
+            store_key_value(head, head_dim, n_visible - 1, key, value)
+    scores, scale = key + 4 * (group + 1) * head_dim, float_word(args, A.scale)
     stride = word(args, A.partial_blocks) * partial_bytes(head_dim)
-    scores, scale = own_queries + 4 * group * head_dim, float_word(args, A.scale)
-    attend_block(q, group, head_dim, head, min(n_visible, KV_BLOCK), scale, scores, partial, stride)
+    partial = word(args, A.partial) + (row * word(args, A.n_head) + kv_head * group) * stride
+    partial += block * partial_bytes(head_dim)
+    attend_block(queries, group, head_dim, head, n_visible, scale, scores, partial, stride)
 
 
 @op
@@ -221,5 +234,7 @@ def attention(control, args, thread):
     unit = first_unit(thread)
     while unit < n_blocks * n_head_kv * n_rows:
         row, rest = unit % n_rows, unit // n_rows
-        _attend(control, args, thread, n_rows, row, rest % n_head_kv, node + rest // n_head_kv * n_nodes)
+        kv_head, block = rest % n_head_kv, node + rest // n_head_kv * n_nodes
+        if block * KV_BLOCK <= row_position(control, row):
+            _attend(control, args, thread, n_rows, row, kv_head, block)
         unit = claim(thread)

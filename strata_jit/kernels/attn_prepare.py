@@ -7,7 +7,9 @@ from strata_jit.kernels._jit import glue, inline_kernel, op
 from strata_jit.kernels.abi import (
     KV_BLOCK,
     STEP_N_ROWS,
+    THREAD_INDEX,
     THREAD_N_NODES,
+    THREAD_N_THREADS,
     THREAD_NODE,
     THREAD_SCRATCH,
     THREAD_TEAM_INDEX,
@@ -35,33 +37,48 @@ def prepare_head(args, row, x, norm, out):
 
 
 @glue
-def qkv_row(args, row):
-    """Address of the row's q, k and v."""
-    return word(args, QKV.qkv) + row * word(args, QKV.qkv_stride)
+def group_size(args):
+    """Query heads that share a kv head."""
+    return word(args, QKV.n_head) // word(args, QKV.n_head_kv)
 
 
 @glue
-def query_head(args, row, head):
-    """Address of a query head."""
-    return qkv_row(args, row) + word(args, QKV.q_off) + 4 * head * word(args, QKV.head_dim)
+def head_at(args, row, offset, head):
+    """Address of head number `head` of the row's q, k or v, whichever starts at `offset`."""
+    return word(args, QKV.qkv) + row * word(args, QKV.qkv_stride) + offset + 4 * head * word(args, QKV.head_dim)
 
 
 @glue
-def key_head(args, row, kv_head):
-    """Address of a key head, before norm and rotation."""
-    return qkv_row(args, row) + word(args, QKV.k_off) + 4 * kv_head * word(args, QKV.head_dim)
-
-
-@glue
-def value_head(args, row, kv_head):
-    """Address of a value head."""
-    return qkv_row(args, row) + word(args, QKV.v_off) + 4 * kv_head * word(args, QKV.head_dim)
+def prepare_group(args, row, kv_head, first, stop, queries, key):
+    """`prepare_head` for the heads first .. stop-1 of a group: its query heads, into float32[group][head_dim] at
+    `queries`, and as number `group` its key head, into `key`."""
+    group = group_size(args)
+    for i in range(first, stop):
+        if i < group:
+            x = head_at(args, row, word(args, QKV.q_off), kv_head * group + i)
+            norm, out = word(args, QKV.q_norm), queries + 4 * i * word(args, QKV.head_dim)
+        else:
+            x = head_at(args, row, word(args, QKV.k_off), kv_head)
+            norm, out = word(args, QKV.k_norm), key
+        prepare_head(args, row, x, norm, out)
 
 
 @op
 def attn_prepare(control, args, thread):
-    """Heads in turn over the team, all query heads in place. Keys and values are written by their block's node:
-    there its threads, in the place of the team, take the key heads of the rows whose block it has."""
-    n_head, n_head_kv = word(args, QKV.n_head), word(args, QKV.n_head_kv)
-    head_dim, n_rows = word(args, QKV.head_dim), word(control, STEP_N_ROWS)
+    """Units (row, kv head), in turn. Queries, in place, by the whole team; key and value by the threads of the
+    node that has the row's block, which alone can write them."""
+    n_head_kv, group, head_dim = word(args, QKV.n_head_kv), group_size(args), word(args, QKV.head_dim)
     key = word(thread, THREAD_SCRATCH) + word(args, QKV.work_scratch)
+    for unit in range(word(control, STEP_N_ROWS) * n_head_kv):
+        row, kv_head = unit // n_head_kv, unit % n_head_kv
+        block, place = row_position(control, row) // KV_BLOCK, row_position(control, row) % KV_BLOCK
+        has_queries = unit % word(thread, THREAD_TEAM_SIZE) == word(thread, THREAD_TEAM_INDEX)
+        has_key = unit % word(thread, THREAD_N_THREADS) == word(thread, THREAD_INDEX)
+        has_key = has_key and block % word(thread, THREAD_N_NODES) == word(thread, THREAD_NODE)
+        first, stop = 0 if has_queries else group, group + 1 if has_key else group
+        queries = head_at(args, row, word(args, QKV.q_off), kv_head * group)
+        prepare_group(args, row, kv_head, first, stop, queries, key)
+        if has_key:
+            head = head_block(control, args, thread, row, block, kv_head)
+            value = head_at(args, row, word(args, QKV.v_off), kv_head)
+            store_key_value(head, head_dim, place, key, value)

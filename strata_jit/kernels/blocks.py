@@ -10,9 +10,12 @@ Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in by
 
 from dataclasses import dataclass
 
+from llvmlite import ir
+from numba.core import cgutils
+
 from strata_jit.kernels.isa.portable import V8I32, V16I16, V32I8
 from strata_jit.kernels.layout import STORE_TYPES, StoreType
-from strata_jit.kernels.vec import I32, const, load_as, splat, store_as
+from strata_jit.kernels.vec import I32, I64, const, load_as, splat, store_as
 
 KVALUES_IQ4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """Code book of IQ4_NL and IQ4_XS; ggml-common.h, kvalues_iq4nl."""
@@ -48,6 +51,11 @@ class BlockFormat:
     def n_sub(self):
         """Sub-blocks of a block."""
         return self.store.block_cols // SUB
+
+    @property
+    def sub_blocks_per_scales(self):
+        """Sub-blocks that one vector of scales (4 a row) serves."""
+        return min(self.n_sub, 4 * self.scale_columns // SUB) if self.scale_columns else self.n_sub
 
     @property
     def codes(self):
@@ -134,36 +142,63 @@ def _broadcast(b, address, offset):
     return b.bitcast(splat(b, load_as(b, address, I32, offset)), V32I8)
 
 
-def _sub_scales(b, isa, fmt, payload, j):
-    """int16 scales of sub-block j, one for each vector V; None where the type has none."""
+def _for_scale_groups(b, fmt, payload, body):
+    """Emit a loop over the sub-blocks, those that share a vector of scales at a time.
+
+    body(scales, codes, first): addresses of the vector of scales and of the group's first codes, and the
+    group's first sub-block; called once, since the rounds differ in these values alone.
+    """
+    n_group = fmt.sub_blocks_per_scales
+    if n_group == fmt.n_sub:
+        body(payload, b.add(payload, ir.Constant(I64, fmt.codes)), ir.Constant(I64, 0))
+        return
+    with cgutils.for_range(b, ir.Constant(I64, fmt.n_sub // n_group), intp=I64) as loop:
+        scales = b.add(payload, b.mul(loop.index, ir.Constant(I64, 32)))
+        first = b.mul(loop.index, ir.Constant(I64, fmt.sub_bytes * n_group))
+        codes = b.add(payload, b.add(first, ir.Constant(I64, fmt.codes)))
+        body(scales, codes, b.mul(loop.index, ir.Constant(I64, n_group)))
+
+
+def _sub_scales(b, isa, fmt, scales, i):
+    """int16 scales of a group's sub-block i, one for each vector V; ones where the type has none."""
     if not fmt.scale_columns:
         return [const(V16I16, 1)] * QUADS
     per_sub = SUB // fmt.scale_columns
-    scales = []
-    for k in range(j * per_sub, (j + 1) * per_sub):
-        source = load_as(b, payload, V32I8, 32 * (k // 4))
-        scales += [isa.scale16(b, source, k % 4)] * (QUADS // per_sub)
-    return scales
+    source = load_as(b, scales, V32I8)
+    parts = [isa.scale16(b, source, i * per_sub + k) for k in range(per_sub)]
+    return [part for part in parts for _ in range(QUADS // per_sub)]
 
 
 def emit_block_sum(b, isa, name, payload, pairs):
     """sum_j scale_j * sum(w*a) of one block, exact: <8 x i32>, one row a lane."""
     fmt = FORMATS[name]
-    group, combine = fmt.group, getattr(isa, fmt.pairs)
-    total = const(V8I32, 0)
-    for j in range(fmt.n_sub):
-        weights = _WEIGHTS[name](b, isa, payload, fmt.codes + fmt.sub_bytes * j)
-        scales = _sub_scales(b, isa, fmt, payload, j)
-        for first in range(0, QUADS, group):
-            sums = []
-            for i in range(first, first + group):
-                a = _broadcast(b, pairs, 64 * j + 4 * i)
-                extra = (_broadcast(b, pairs, 64 * j + 32 + 4 * i),) if combine == isa.pairs_signed else ()
-                sums.append(combine(b, weights[i], a, *extra))
-            joint = sums[0]
-            for other in sums[1:]:
-                joint = b.add(joint, other)
-            total = b.add(total, isa.madd(b, joint, scales[first]))
+    total = cgutils.alloca_once(b, V8I32)
+    b.store(const(V8I32, 0), total)
+
+    def group(scales, codes, first_sub):
+        act = b.add(pairs, b.mul(first_sub, ir.Constant(I64, 2 * SUB)))
+        for i in range(fmt.sub_blocks_per_scales):
+            weights = _WEIGHTS[name](b, isa, codes, fmt.sub_bytes * i)
+            part = _sub_block_sum(b, isa, fmt, weights, _sub_scales(b, isa, fmt, scales, i), act, 2 * SUB * i)
+            b.store(b.add(b.load(total), part), total)
+
+    _for_scale_groups(b, fmt, payload, group)
+    return b.load(total)
+
+
+def _sub_block_sum(b, isa, fmt, weights, scales, act, offset):
+    """scale * sum(w*a) of one sub-block; `act` + offset: its 32 bytes a, then 32 bytes |a|."""
+    combine = getattr(isa, fmt.pairs)
+    total = None
+    for first in range(0, QUADS, fmt.group):
+        joint = None
+        for i in range(first, first + fmt.group):
+            a = _broadcast(b, act, offset + 4 * i)
+            extra = (_broadcast(b, act, offset + SUB + 4 * i),) if combine == isa.pairs_signed else ()
+            products = combine(b, weights[i], a, *extra)
+            joint = products if joint is None else b.add(joint, products)
+        part = isa.madd(b, joint, scales[first])
+        total = part if total is None else b.add(total, part)
     return total
 
 
@@ -200,12 +235,21 @@ def emit_unpack(b, isa, name, payload, target):
     |scale*w| <= 32*128 (Q6_K), so int16 holds it; the products with int8 activations sum exactly in int32.
     """
     fmt = FORMATS[name]
-    for j in range(fmt.n_sub):
-        weights = _WEIGHTS[name](b, isa, payload, fmt.codes + fmt.sub_bytes * j)
-        scales = _sub_scales(b, isa, fmt, payload, j)
-        for i, weight in enumerate(weights):
-            lanes = b.bitcast(weight, V16I16)
-            eight = const(V16I16, 8)
-            for half, columns in enumerate((b.ashr(b.shl(lanes, eight), eight), b.ashr(lanes, eight))):
-                scaled = b.mul(columns, scales[i]) if fmt.scale_columns else columns
-                store_as(b, target, scaled, 64 * (QUADS * j + i) + 32 * half)
+
+    def group(scales, codes, first_sub):
+        to = b.add(target, b.mul(first_sub, ir.Constant(I64, 64 * QUADS)))
+        for i in range(fmt.sub_blocks_per_scales):
+            weights = _WEIGHTS[name](b, isa, codes, fmt.sub_bytes * i)
+            factors = _sub_scales(b, isa, fmt, scales, i) if fmt.scale_columns else None
+            _store_unpacked(b, weights, factors, to, 64 * QUADS * i)
+
+    _for_scale_groups(b, fmt, payload, group)
+
+
+def _store_unpacked(b, weights, factors, target, offset):
+    eight = const(V16I16, 8)
+    for i, weight in enumerate(weights):
+        lanes = b.bitcast(weight, V16I16)
+        for half, columns in enumerate((b.ashr(b.shl(lanes, eight), eight), b.ashr(lanes, eight))):
+            scaled = columns if factors is None else b.mul(columns, factors[i])
+            store_as(b, target, scaled, offset + 64 * i + 32 * half)

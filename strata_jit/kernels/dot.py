@@ -55,8 +55,6 @@ PREFETCH_BYTES = 2048
 """How far ahead of a payload its stream is prefetched: 2-8 KiB measure alike, less is worse."""
 UNPACKED_BYTES = 4096 + 128
 """Scratch of one unpacked octet block: 256 columns x 8 rows int16, then four vectors of mins."""
-MANY_MIN = 3
-"""From this many tokens on, unpacking once pays."""
 TILE_TOKENS = 4
 FLOAT_TYPES = ("BF16", "F32")
 
@@ -273,11 +271,6 @@ def _quant_many(fmt):
     head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
-        if n_tok < MANY_MIN:
-            for t in range(n_tok):
-                act, out = load_i64(acts + 8 * t), load_i64(outs + 8 * t)
-                one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out)
-            return
         n_blocks = n_cols // block_cols
         first_payload = (head_bytes * n_blocks + 63) // 64 * 64
         d_plane = 4 * n_cols

@@ -11,13 +11,25 @@ from strata_jit.kernels import abi
 from strata_jit.kernels._jit import inline_kernel, kernel
 from strata_jit.kernels.abi import ROW_GROUP
 from strata_jit.kernels.scratch import (
+    MANY_MIN,
     RUN_BYTES,
     TMP_ACTS,
     TMP_DOT,
     TMP_OUTS,
     UNITS_PER_THREAD,
 )
-from strata_jit.kernels.vec import call6, call8, lane8, load8, load_f32, store8, store_f32, store_i64, word
+from strata_jit.kernels.vec import (
+    call6,
+    call8,
+    lane8,
+    load8,
+    load_f32,
+    load_i64,
+    store8,
+    store_f32,
+    store_i64,
+    word,
+)
 
 ONE = np.float32(1)
 
@@ -66,6 +78,12 @@ def dot_run(tensor, expert, octet, n, act, out):
 @inline_kernel
 def dots(tensor, w, stride, n, n_tok, tmp):
     """n octets from `w` on times the n_tok activation rows listed in `tmp`, to the addresses listed there."""
+    if n_tok < MANY_MIN:
+        dot_one, n_cols = word(tensor, abi.TENSOR_DOT_ONE), word(tensor, abi.TENSOR_N_COLS)
+        for t in range(n_tok):
+            act, out = load_i64(tmp + TMP_ACTS + 8 * t), load_i64(tmp + TMP_OUTS + 8 * t)
+            call6(dot_one, w, stride, n, n_cols, act, out)
+        return
     call8(
         word(tensor, abi.TENSOR_DOT_MANY),
         w,

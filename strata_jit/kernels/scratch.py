@@ -18,6 +18,9 @@ RUN_OCTETS_MANY = 8
 ROW_BLOCK = 64
 """Rows given to a many-token kernel at a time: activations and results stay in the second-level cache."""
 
+MANY_MIN = 3
+"""From this many rows on, the many-token kernels win: they unpack the weights first."""
+
 OCTET_BYTES = 32
 """One octet's results for one row: eight float32."""
 DOT_SCRATCH_BYTES = 24 * 1024 + 128 * ROW_BLOCK

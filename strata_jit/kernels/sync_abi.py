@@ -26,7 +26,7 @@ PRIVATE_SPIN_NS = THREAD_PRIVATE + 6
 PRIVATE_KIND_NS = THREAD_PRIVATE + 7
 """Address of int64[n_kinds] nanoseconds per op kind on the node's first thread, 0 on the others."""
 PRIVATE_IDLE_SPIN_NS = THREAD_PRIVATE + 8
-"""As PRIVATE_SPIN_NS, between steps; 0 for a thread that leaves its CPU to the host."""
+"""As PRIVATE_SPIN_NS, between steps; 0 for the team's first thread, which leaves its CPU to the host."""
 
 # Written by the thread itself, on lines of their own; the host reads them:
 PRIVATE_PHASE = THREAD_PRIVATE + 16

@@ -25,6 +25,7 @@ from strata_jit.pool.channel import Message
 from strata_jit.pool.control import Int64Array, Memory, plan_control
 from strata_jit.pool.process import NodeProcess, first_dead, wait_readable
 from strata_jit.pool.program import PoolSpec
+from strata_jit.topology.affinity import move_thread
 from strata_jit.topology.syscalls import futex_bump, futex_supported, futex_wait, futex_wake
 
 POLL_S = 0.03
@@ -163,6 +164,9 @@ class Pool:
         if not self._pending:
             raise PoolError("no step is running: submit one first")
         before = (self._step - 1) & WORD_32
+        cpus = self.spec.nodes[0].cpus
+        if cpus is not None:
+            move_thread(cpus[0])  # elsewhere the host would have to wait until a team thread stops spinning
         while True:
             # always through the kernel: its barrier also orders our reads after the team's writes
             futex_wait(memory.address + control.DONE, before, POLL_S)

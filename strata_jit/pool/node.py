@@ -94,7 +94,6 @@ class Node:
         self.layout = plan_control(spec)
         self.control = Memory(self.layout.nbytes, control_fd)
         os.close(control_fd)
-        self.n_cpus = len(allowed_cpus())
         self.arena = plan_arena(spec.program, own.row_ranges)
         self._gate = threading.Event()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -221,18 +220,12 @@ class _TeamThread(threading.Thread):
         words[sync_abi.PRIVATE_SYNC_STRIDE] = layout.node_stride
         words[sync_abi.PRIVATE_PROGRAM] = address_of(node.program.rows)
         words[sync_abi.PRIVATE_SPIN_NS] = node.spec.spin_us * 1000
-        words[sync_abi.PRIVATE_IDLE_SPIN_NS] = 0 if self._lends_cpu() else node.spec.spin_us * 1000
+        is_first = words[abi.THREAD_TEAM_INDEX] == 0
+        words[sync_abi.PRIVATE_IDLE_SPIN_NS] = 0 if is_first else node.spec.spin_us * 1000
         words[sync_abi.PRIVATE_NATIVE_ID] = threading.get_native_id()
         if self.index == 0:
             words[sync_abi.PRIVATE_KIND_NS] = base + layout.node(own) + layout.kind_ns
         return words
-
-    def _lends_cpu(self) -> bool:
-        """Whether this thread is on the host's core and must leave it between steps.
-
-        Where the team has every CPU, a host that wakes up would otherwise wait until somebody stops spinning.
-        """
-        return self.index == 0 and self.node.own.node == 0 and self.node.spec.team_size >= self.node.n_cpus
 
     def _claim_log(self) -> int:
         node = self.node

@@ -8,11 +8,27 @@ from __future__ import annotations
 import os
 
 from strata_jit.errors import TopologyError
+from strata_jit.topology.syscalls import current_cpu
 
 
 def allowed_cpus() -> frozenset[int]:
     """CPUs that the calling thread may run on."""
     return frozenset(os.sched_getaffinity(0))
+
+
+def move_thread(cpu: int) -> None:
+    """Continue the calling thread on `cpu`, if it may run there, without binding it: its mask stays the same.
+
+    A thread that sleeps next is woken where it slept, unless an idle CPU is at hand.
+    """
+    if current_cpu() == cpu:
+        return
+    mask = os.sched_getaffinity(0)
+    if cpu in mask:
+        try:
+            os.sched_setaffinity(0, {cpu})
+        finally:
+            os.sched_setaffinity(0, mask)
 
 
 def pin_thread(cpu: int) -> None:

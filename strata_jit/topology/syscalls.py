@@ -1,4 +1,4 @@
-"""System calls that Python does not offer: futexes of the host process.
+"""System calls that Python does not offer: futexes of the host process, the CPU that a thread is on.
 
 Owns ctypes. Knows no layout: callers pass addresses of futex words, the low half of an aligned int64 in
 memory that processes share. Every call releases the GIL.
@@ -28,6 +28,11 @@ class _Timespec(ctypes.Structure):
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+
+
+def current_cpu() -> int:
+    """CPU that the calling thread is running on; -1 where the system does not say."""
+    return int(_libc.sched_getcpu())
 
 
 def futex_supported() -> bool:

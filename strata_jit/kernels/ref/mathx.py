@@ -1,23 +1,45 @@
-"""Twin of the transcendental functions: their definition in float64."""
+"""Twins of the transcendental functions: their meaning in float64, and exp in its float32 order."""
+
+from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strata_jit.kernels.ref.fma import fma32
+
+F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
+LN2_HIGH = np.float32(0.69314718055994530942)
+LN2_LOW = np.float32(0.69314718055994530942 - float(LN2_HIGH))
+LOG2_E = np.float32(1.4426950408889634074)
+POLYNOMIAL = np.array([1, 1, 0.49999994, 0.16666521, 0.041668262, 0.0083686709, 0.0013821042], np.float32)
 
-def exp(x: NDArray[np.float32]) -> F64:
+
+def exp(x: F32) -> F64:
     """e**x."""
     with np.errstate(over="ignore", under="ignore"):
         return np.exp(x.astype(np.float64))
 
 
-def sigmoid(x: NDArray[np.float32]) -> F64:
+def exp_f32(x: F32) -> F32:
+    """e**x bit by bit as the kernel: k = rint(x*log2(e)), r = x - k*ln2 in two fma, a polynomial in r, times 2**k."""
+    x = np.where(np.isnan(x), x, np.clip(x, np.float32(-104), np.float32(89))).astype(np.float32)
+    k = np.rint(x * LOG2_E)
+    r = fma32(k, -LN2_LOW, fma32(k, -LN2_HIGH, x))
+    y = np.full_like(r, POLYNOMIAL[-1])
+    for c in POLYNOMIAL[-2::-1]:
+        y = fma32(r, y, c)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.ldexp(y, np.where(np.isnan(k), 0, k).astype(np.int32))
+
+
+def sigmoid(x: F32) -> F64:
     """1 / (1 + e**-x)."""
     return 1 / (1 + exp(-x))
 
 
-def silu(x: NDArray[np.float32]) -> F64:
+def silu(x: F32) -> F64:
     """x / (1 + e**-x)."""
     return x * sigmoid(x)
 
