@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import strata_jit
+import strata_jit.__main__ as entry
 from strata_jit.cli import main
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -316,6 +317,16 @@ def test_decode_os_error_is_one_line(script: Any) -> None:
 
 
 # --- the command itself ------------------------------------------------------------------------------------
+
+
+def test_entry_ends_quietly_on_early_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strata_jit.cli.main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        entry.run()
+    assert end.value.code == EXIT_INTERRUPTED
 
 
 def test_version() -> None:

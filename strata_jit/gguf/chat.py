@@ -18,8 +18,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from strata_jit.errors import ModelError, one_line
-from strata_jit.gguf.reader import GGUFFile
 from strata_jit.gguf.limits import Bounds, LimitError
+from strata_jit.gguf.reader import GGUFFile
 from strata_jit.gguf.sandbox import BoundedEnvironment
 
 _KEY = "tokenizer.chat_template"

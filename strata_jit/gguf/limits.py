@@ -21,6 +21,7 @@ _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4,})")
 _WIDE_BRACES = re.compile(r":[^{}]*\d{4,}|\{[^{}]*\{")
 _SEQUENCES = (str, bytes, list, tuple)
 _CONTAINERS = (list, tuple, dict)
+_ITEM_WEIGHT = 16  # characters that an item of a list counts for
 _SMALL = 64  # weights below are computed anew, as remembering them would cost more
 
 
@@ -32,14 +33,14 @@ class LimitError(Exception):
 class Bounds:
     """What one rendering may use.
 
-    `seconds` of wall time; `steps`: loop iterations, calls and operations; `length`: characters or items of
-    the output and of every value on the way, nested ones included; `total_length`: of all values together.
+    `seconds` of wall time; `steps`: loop iterations, calls and operations; `length`: characters of the output
+    and of every value on the way, where an item of a list counts for 16; `total_length`: of all together.
     """
 
     seconds: float = 10.0
     steps: int = 2_000_000
     length: int = 1 << 24
-    total_length: int = 1 << 27
+    total_length: int = 1 << 28
 
 
 class Budget:
@@ -87,19 +88,19 @@ class Budget:
         self.length(length)
 
     def weigh(self, value: Any) -> int:
-        """Characters and items in a value, counted again wherever it is contained again.
+        """Characters and items in a value, everything counted again wherever it is contained again.
 
         A list of two references to a list of two references, and so on, is small in memory, but takes forever
         to print, compare or hash; weighing each container when it is made stops that early.
         """
         if isinstance(value, (str, bytes)):
-            return len(value)
+            return _ITEM_WEIGHT + len(value)
         if not isinstance(value, _CONTAINERS):
-            return 1
+            return _ITEM_WEIGHT
         if id(value) in self._weights:
             return self._weights[id(value)][0]
         items = chain(value.keys(), value.values()) if isinstance(value, dict) else value
-        weight = 1 + sum(map(self.weigh, items))
+        weight = _ITEM_WEIGHT + sum(map(self.weigh, items))
         if weight >= _SMALL:
             self.length(weight)
             self._weights[id(value)] = (weight, value)
@@ -108,20 +109,20 @@ class Budget:
     def operation(self, operator: str, left: Any, right: Any) -> None:
         """`left operator right` is about to be computed."""
         if operator == "+" and isinstance(left, _SEQUENCES) and isinstance(right, _SEQUENCES):
-            self.length(len(left) + len(right))
+            self.length(_flat_weight(left) + _flat_weight(right))
         elif operator == "*" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() + right.bit_length())
         elif operator == "*":
             times, value = (left, right) if isinstance(left, int) else (right, left)
             if isinstance(value, _SEQUENCES) and isinstance(times, int):
-                self.length(len(value) * max(times, 0))
+                self.length(_flat_weight(value) * max(times, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * right)
         elif operator == "%" and isinstance(left, str):
             check_percent_format(left)
 
     def method(self, owner: str | bytes | int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`owner.name(*args)` is about to be called; returns the arguments, an iterator replaced by a list."""
+        """`owner.name(*args)` is about to be called; returns the arguments, iterators replaced by lists."""
         if isinstance(owner, int):
             check_widths(args)
         elif name == "join" and args:
@@ -154,6 +155,11 @@ def check_widths(args: Iterable[Any]) -> None:
     """Numbers that are widths or counts of something to make."""
     if any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in args):
         raise LimitError(f"it asks for a width or count above {_MAX_WIDTH}")
+
+
+def _flat_weight(value: Any) -> int:
+    """Weight of a text, or at least that of a list."""
+    return len(value) * (1 if isinstance(value, (str, bytes)) else _ITEM_WEIGHT)
 
 
 def _check_bits(n_bits: int) -> None:

@@ -55,6 +55,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _checked_widening(self._budget, self.filters[name])
         self.filters["replace"] = _checked_replace(self._budget, self.filters["replace"])
         self.filters["join"] = _checked_join(self._budget, self.filters["join"])
+        self.filters["sum"] = _checked_sum(self._budget, self.filters["sum"])
         self.filters["format"] = _checked_format(self.filters["format"])
         self.filters = {name: self._weighed_filter(function) for name, function in self.filters.items()}
         self.filters[_COUNTED] = self._counted
@@ -68,7 +69,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._budget.refill()
         return self.from_string(source).render(variables)
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]  # an attribute in Jinja
+    def concat(self, parts: Iterable[str]) -> str:  # an attribute in Jinja
         """Join the pieces of an output: the template's, a macro's, a block's."""
         return "".join(self._budget.parts(parts))
 
@@ -78,7 +79,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._budget.operation(operator, left, right)
         return self._weighed(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a macro, function or method unless the result is too large."""
         __self._budget.step()
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
@@ -144,7 +145,7 @@ class _Counting(NodeTransformer):
         return _filtered(node, _WEIGHED) if node.ctx == "load" else node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -180,6 +181,20 @@ def _checked_join(budget: Budget, function: Filter) -> Filter:
         if attribute is not None:
             value = map(make_attrgetter(eval_context.environment, attribute), value)
         return function(eval_context, list(budget.parts(map(_text, value), len(str(d)))), d)
+
+    return checked
+
+
+def _checked_sum(budget: Budget, function: Filter) -> Filter:
+    def added(total: Any, value: Any) -> Any:
+        budget.operation("+", total, value)
+        return total + value
+
+    @functools.wraps(function)
+    def checked(environment: Any, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+        if attribute is not None:
+            iterable = map(make_attrgetter(environment, attribute), iterable)
+        return functools.reduce(added, iterable, start)
 
     return checked
 

@@ -14,8 +14,8 @@ class StreamDecoder:
     """Decodes one generation, token by token.
 
     A character whose bytes are spread over several tokens comes out with the last of them. Bytes that no
-    further byte can make a character come out as U+FFFD as soon as that is certain. What is still incomplete at
-    the end is dropped by `flush`, which therefore never makes up a U+FFFD.
+    further byte can make a character come out as U+FFFD as soon as that is certain. What is still incomplete
+    at the end is dropped by `flush`, which therefore never makes up a U+FFFD.
     """
 
     __slots__ = ("_decoder", "_tokenizer")

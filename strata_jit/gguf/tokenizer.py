@@ -90,10 +90,10 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
         """The ids of a text.
 
-        `special`: whether the text of a control token, such as "<|im_end|>", stands for that token; with False
-        it is text like any other (user-defined tokens are always recognised: they are part of the text's
-        alphabet). `bos`: whether to begin with `bos_id`; None does what the file says, unless the text begins
-        with that token already, as many chat templates' output does. No end-of-text token is ever added.
+        `special`: whether the text of a control token, such as "<|im_end|>", stands for that token; with
+        False it is text like any other (user-defined tokens are always recognised: they are part of the
+        text's alphabet). `bos`: whether to begin with `bos_id`; None does what the file says, unless the text
+        begins with that token already, as what chat templates make often does. No end token is ever added.
         Raises `UsageError` for a text that cannot be UTF-8, and where `bos` is asked of a model without one.
         """
         _check_text(text)

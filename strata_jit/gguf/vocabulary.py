@@ -121,7 +121,7 @@ def read_scores(gguf: GGUFFile, n_vocab: int) -> list[float]:
     key = f"{PREFIX}scores"
     scores = gguf.get(key, np.ndarray)
     if len(scores) != n_vocab:
-        raise ModelError.at(gguf.path, quoted(key), f"{len(scores)} scores", f"one for each of {n_vocab} tokens")
+        raise ModelError.at(gguf.path, quoted(key), f"{len(scores)} scores", f"one for each of {n_vocab}")
     return [float(score) for score in scores.tolist()]
 
 
@@ -131,7 +131,7 @@ def _types(gguf: GGUFFile, n_vocab: int) -> NDArray[np.int32]:
     if types is None:
         return np.full(n_vocab, TokenType.NORMAL, np.int32)
     if len(types) != n_vocab:
-        raise ModelError.at(gguf.path, quoted(key), f"{len(types)} types", f"one for each of {n_vocab} tokens")
+        raise ModelError.at(gguf.path, quoted(key), f"{len(types)} types", f"one for each of {n_vocab}")
     return types.astype(np.int32)
 
 

@@ -39,6 +39,7 @@ from strata_jit.kernels.vec import (
     load8_f16,
     load_f32,
     max8,
+    prefetch,
     splat8,
     store8,
     store_f32,
@@ -72,9 +73,11 @@ def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
     q0, q1, q2, q3 = q + row * h0, q + row * h1, q + row * h2, q + row * h3
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat8(ZERO)
     octet_bytes = HALF_BYTES * KEY_OCTET * head_dim
+    ahead = octet_bytes * (2 if first == 0 else 3)
     for d in range(head_dim):
         key = keys + HALF_BYTES * KEY_OCTET * d
         ka, kb = load8_f16(key), load8_f16(key + octet_bytes)
+        prefetch(key + ahead)
         x = splat8(load_f32(q0 + 4 * d))
         a0 = fma8(x, ka, a0)
         b0 = fma8(x, kb, b0)
@@ -118,8 +121,10 @@ def _add_values(p0, p1, p2, p3, values, stride, n, o0, o1, o2, o3):
     """o += p * v over n positions, for four heads and the 16 dimensions at `values`."""
     a0, a1, a2, a3 = load8(o0), load8(o1), load8(o2), load8(o3)
     b0, b1, b2, b3 = load8(o0 + 32), load8(o1 + 32), load8(o2 + 32), load8(o3 + 32)
+    ahead = VALUE_TILE * stride
     for i in range(0, 4 * n, 4):
         va, vb = load8_f16(values), load8_f16(values + 16)
+        prefetch(values + ahead)
         values += stride
         x = splat8(load_f32(p0 + i))
         a0 = fma8(x, va, a0)

@@ -42,7 +42,7 @@ STOPPED = -1
 """Returned instead of a time by every wait that gave up because the stop word is set."""
 SPIN_BATCH = 64
 """Pauses between two looks at the clock and the stop word."""
-YIELDS = 4
+YIELDS = 16
 """Yields before sleeping in a team that may not spin: whoever is awaited may be runnable on this CPU."""
 SLEEP_NS = 100_000_000
 """Longest sleep before the stop word is looked at again."""

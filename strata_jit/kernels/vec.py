@@ -563,3 +563,15 @@ def _lower_add_i32(context, b, signature, args):
 
 
 sum_i32 = _fold("Sum of the lanes of an i32x8.", lambda b, x, y: b.add(x, y), i32x8, types.int32)
+
+
+@intrinsic
+def prefetch(typingctx, address):
+    """Ask for the cache line at `address`, into all levels. Never faults."""
+
+    def codegen(context, b, signature, args):
+        flags = [ir.Constant(I32, v) for v in (0, 3, 1)]  # read, keep, data
+        call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, args[0], I8), *flags)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen

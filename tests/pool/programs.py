@@ -15,9 +15,10 @@ def make_spec(program_ops, buffers=(), threads=(2,), tensors=(), files=(), pinne
     """A pool of `len(threads)` node processes; `pinned` puts the i-th thread of the team on CPU i."""
     buffers = tuple(BufferSpec(i, f"b{i}", n) for i, n in enumerate(buffers))
     ranges = options.pop("row_ranges", [{}] * len(threads))
+    cpu_lists = options.pop("cpus", None)
     nodes, before = [], 0
     for node, n in enumerate(threads):
-        cpus = tuple(range(before, before + n)) if pinned else None
+        cpus = cpu_lists[node] if cpu_lists else tuple(range(before, before + n)) if pinned else None
         nodes.append(NodeSpec(node, cpus, n, ranges[node]))
         before += n
     program = Program(tuple(program_ops), tuple(tensors), buffers, options.pop("scratch_bytes", 4096), 0)
