@@ -1,8 +1,7 @@
 """Chat templates: a list of messages to the prompt that a model was trained on.
 
-Owns the rendering of `tokenizer.chat_template` as Hugging Face transformers renders it, and the choice
-among a file's templates; the sandbox and its bounds are in `sandbox`. Reference: `chat_template_utils.py`
-of transformers.
+Owns what templates may call and see, as Hugging Face transformers has it; knows no file and no tokens. The
+sandbox is in `sandbox`, its bounds in `limits`. Reference: `chat_template_utils.py` of transformers.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from jinja2.parser import Parser
 
 from strata_jit.errors import ModelError, one_line
 from strata_jit.gguf.limits import Bounds, LimitError
-from strata_jit.gguf.reader import GGUFFile
 from strata_jit.gguf.sandbox import BoundedEnvironment
 
-_KEY = "tokenizer.chat_template"
 _MAX_QUOTED_ERROR = 200
 
 
@@ -66,21 +63,6 @@ def render_chat(
         raise _failure("failed", "it calls itself without end") from error
     except Exception as error:  # a template is a program: it may fail in any way Python can
         raise _failure("failed", f"{type(error).__name__}: {error}") from error
-
-
-def find_template(gguf: GGUFFile, tools: bool = False) -> str:
-    """The chat template of a file, its variant for tools if `tools` and there is one.
-
-    Raises `ModelError` if the file has none.
-    """
-    if tools:
-        variant = gguf.get(f"{_KEY}.tool_use", str, None)
-        if variant is not None:
-            return variant
-    template = gguf.get(_KEY, str, None)
-    if template is None:
-        raise ModelError(f"{gguf.path}: has no chat template; --raw gives the model the prompt as it is")
-    return template
 
 
 class _Refusal(jinja2.TemplateError):

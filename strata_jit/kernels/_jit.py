@@ -10,6 +10,7 @@ imported: so the caller can report progress op by op, and pays for no op that it
 from numba import cfunc, njit
 
 _OPTIONS = {"error_model": "numpy"}
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _OP_SIGNATURE = "void(int64,int64,int64)"
 
 
@@ -20,17 +21,16 @@ def kernel(function):
 
 def inline_kernel(function):
     """A helper that is always inlined; Python cannot call it, and only its callers are cached."""
-    no_wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return njit(nogil=True, forceinline=True, **no_wrappers, **_OPTIONS)(function)
+    return njit(nogil=True, forceinline=True, **_NO_WRAPPERS, **_OPTIONS)(function)
 
 
 def glue(function):
     """A short helper between kernels, inlined as source before types are inferred.
 
-    An `inline_kernel` is optimised on its own and again in each caller, so nesting them deeply multiplies compile
-    time: loops belong in `inline_kernel`s, what lies between them and the op in `glue`. Python cannot call it.
+    An `inline_kernel` is optimised on its own and again in each caller, so nesting them deeply multiplies
+    compile time: inner loops belong in `inline_kernel`s, what lies between them and the op in `glue`.
     """
-    return njit(nogil=True, inline="always", no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    return njit(nogil=True, inline="always", **_NO_WRAPPERS, **_OPTIONS)(function)
 
 
 class Op:

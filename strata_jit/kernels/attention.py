@@ -1,11 +1,11 @@
 """The op `attention`: one KV block's part of the attention of one row and kv head.
 
-Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has eight
-lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator, positions
-ascending. How heads, dimensions and positions are tiled is free, and changes no bit.
+Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has
+eight lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator,
+positions ascending. How heads, dimensions and positions are tiled is free, and changes no bit.
 
-Both tiles work on four query heads at a time. Where fewer remain, the last head stands in for the missing ones:
-it is computed and stored again, with the same result.
+Both tiles work on four query heads at a time. Where fewer remain, the last head stands in for the missing
+ones: it is computed and stored again, with the same result.
 """
 
 import numpy as np
@@ -67,17 +67,17 @@ def _store_scores(score, scale, n_visible, to):
 @inline_kernel
 def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
     """Scores of query heads first .. first+3 at the 16 positions at `keys`; `scores` is those of head 0."""
-    last = group - 1
+    last, row = group - 1, 4 * head_dim
     h0, h1, h2, h3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
-    row = 4 * head_dim
     q0, q1, q2, q3 = q + row * h0, q + row * h1, q + row * h2, q + row * h3
+    s0, s1 = scores + h0 * SCORE_BYTES, scores + h1 * SCORE_BYTES
+    s2, s3 = scores + h2 * SCORE_BYTES, scores + h3 * SCORE_BYTES
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat8(ZERO)
     octet_bytes = HALF_BYTES * KEY_OCTET * head_dim
-    ahead = octet_bytes * (2 if first == 0 else 3)
     for d in range(head_dim):
         key = keys + HALF_BYTES * KEY_OCTET * d
         ka, kb = load8_f16(key), load8_f16(key + octet_bytes)
-        prefetch(key + ahead)
+        prefetch(keys + 2 * octet_bytes + 32 * d)  # the next pair of octets, half a line each time
         x = splat8(load_f32(q0 + 4 * d))
         a0 = fma8(x, ka, a0)
         b0 = fma8(x, kb, b0)
@@ -90,14 +90,14 @@ def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
         x = splat8(load_f32(q3 + 4 * d))
         a3 = fma8(x, ka, a3)
         b3 = fma8(x, kb, b3)
-    _store_scores(a0, scale, n_visible, scores + h0 * SCORE_BYTES)
-    _store_scores(a1, scale, n_visible, scores + h1 * SCORE_BYTES)
-    _store_scores(a2, scale, n_visible, scores + h2 * SCORE_BYTES)
-    _store_scores(a3, scale, n_visible, scores + h3 * SCORE_BYTES)
-    _store_scores(b0, scale, n_visible - KEY_OCTET, scores + h0 * SCORE_BYTES + 32)
-    _store_scores(b1, scale, n_visible - KEY_OCTET, scores + h1 * SCORE_BYTES + 32)
-    _store_scores(b2, scale, n_visible - KEY_OCTET, scores + h2 * SCORE_BYTES + 32)
-    _store_scores(b3, scale, n_visible - KEY_OCTET, scores + h3 * SCORE_BYTES + 32)
+    _store_scores(a0, scale, n_visible, s0)
+    _store_scores(a1, scale, n_visible, s1)
+    _store_scores(a2, scale, n_visible, s2)
+    _store_scores(a3, scale, n_visible, s3)
+    _store_scores(b0, scale, n_visible - KEY_OCTET, s0 + 32)
+    _store_scores(b1, scale, n_visible - KEY_OCTET, s1 + 32)
+    _store_scores(b2, scale, n_visible - KEY_OCTET, s2 + 32)
+    _store_scores(b3, scale, n_visible - KEY_OCTET, s3 + 32)
 
 
 @inline_kernel
@@ -124,7 +124,7 @@ def _add_values(p0, p1, p2, p3, values, stride, n, o0, o1, o2, o3):
     ahead = VALUE_TILE * stride
     for i in range(0, 4 * n, 4):
         va, vb = load8_f16(values), load8_f16(values + 16)
-        prefetch(values + ahead)
+        prefetch(values + ahead)  # the same place of the next tile
         values += stride
         x = splat8(load_f32(p0 + i))
         a0 = fma8(x, va, a0)
@@ -163,7 +163,8 @@ def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
     stride, last, even = HALF_BYTES * head_dim, group - 1, head_dim & ~15
     for h0 in range(0, group, 4):
         h1, h2, h3 = min(h0 + 1, last), min(h0 + 2, last), min(h0 + 3, last)
-        p0, p1, p2, p3 = p + h0 * SCORE_BYTES, p + h1 * SCORE_BYTES, p + h2 * SCORE_BYTES, p + h3 * SCORE_BYTES
+        p0, p1 = p + h0 * SCORE_BYTES, p + h1 * SCORE_BYTES
+        p2, p3 = p + h2 * SCORE_BYTES, p + h3 * SCORE_BYTES
         o0, o1, o2, o3 = o + h0 * o_stride, o + h1 * o_stride, o + h2 * o_stride, o + h3 * o_stride
         for d in range(0, even, 16):
             v, to = values + HALF_BYTES * d, 4 * d
@@ -176,10 +177,10 @@ def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
 
 @glue
 def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, stride):
-    """Partial results of the query heads at `q` over the first n_visible positions of the head block at `head`.
+    """Partial results of the query heads at `q` over the first n_visible positions of the block at `head`.
 
-    q: float32[group][head_dim]; scores: scratch float32[group][256]; partial: of the first query head, `stride`
-    bytes to the next.
+    q: float32[group][head_dim]; scores: scratch float32[group][256]; partial: of the first query head,
+    `stride` bytes to the next.
     """
     n_octets = (n_visible + KEY_OCTET - 1) // KEY_OCTET
     for octet in range(0, n_octets, 2):
@@ -228,8 +229,8 @@ def _attend(control, args, thread, n_rows, row, kv_head, block):
 
 @op
 def attention(control, args, thread):
-    """Claim (block of this node, kv head, row) units. At one row each unit prepares its own queries, and that of
-    the row's own block first stores its key and value."""
+    """Claim (block of this node, kv head, row) units. At one row each unit prepares its own queries, and that
+    of the row's own block first stores its key and value."""
     n_rows, n_head_kv = word(control, STEP_N_ROWS), word(args, A.n_head_kv)
     node, n_nodes = word(thread, THREAD_NODE), word(thread, THREAD_N_NODES)
     last = 0

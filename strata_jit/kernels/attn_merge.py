@@ -28,7 +28,7 @@ A = arg_index("attn_merge")
 
 @inline_kernel
 def merge_head(partial, n_blocks, head_dim, out):
-    """float32[head_dim] at `out` from the partial results of n_blocks blocks, one after the other at `partial`."""
+    """float32[head_dim] at `out` from the partial results of n_blocks blocks, side by side at `partial`."""
     m, total = load_f32(partial), load_f32(partial + 4)
     for d in range(0, 4 * head_dim, 32):
         store8(out + d, load8(partial + PARTIAL_HEADER + d))

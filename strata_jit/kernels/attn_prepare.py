@@ -45,13 +45,14 @@ def group_size(args):
 @glue
 def head_at(args, row, offset, head):
     """Address of head number `head` of the row's q, k or v, whichever starts at `offset`."""
-    return word(args, QKV.qkv) + row * word(args, QKV.qkv_stride) + offset + 4 * head * word(args, QKV.head_dim)
+    offset += row * word(args, QKV.qkv_stride) + 4 * head * word(args, QKV.head_dim)
+    return word(args, QKV.qkv) + offset
 
 
 @glue
 def prepare_group(args, row, kv_head, first, stop, queries, key):
-    """`prepare_head` for the heads first .. stop-1 of a group: its query heads, into float32[group][head_dim] at
-    `queries`, and as number `group` its key head, into `key`."""
+    """`prepare_head` for the heads first .. stop-1 of a group: its query heads, into float32[group][head_dim]
+    at `queries`, and as number `group` its key head, into `key`."""
     group = group_size(args)
     for i in range(first, stop):
         if i < group:
@@ -65,8 +66,8 @@ def prepare_group(args, row, kv_head, first, stop, queries, key):
 
 @op
 def attn_prepare(control, args, thread):
-    """Units (row, kv head), in turn. Queries, in place, by the whole team; key and value by the threads of the
-    node that has the row's block, which alone can write them."""
+    """Units (row, kv head), in turn. Queries, in place, by the whole team; key and value by the threads of
+    the node that has the row's block, which alone can write them."""
     n_head_kv, group, head_dim = word(args, QKV.n_head_kv), group_size(args), word(args, QKV.head_dim)
     key = word(thread, THREAD_SCRATCH) + word(args, QKV.work_scratch)
     for unit in range(word(control, STEP_N_ROWS) * n_head_kv):

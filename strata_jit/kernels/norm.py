@@ -19,7 +19,7 @@ from strata_jit.kernels.abi import (
 )
 from strata_jit.kernels.quantise import act_row, float_plane, quantise_row
 from strata_jit.kernels.registry import arg_index
-from strata_jit.kernels.vec import fma8, float_word, load8, splat8, store8, sum8, word
+from strata_jit.kernels.vec import float_word, fma8, load8, splat8, store8, sum8, word
 
 A = arg_index("norm_quant")
 ONE = np.float32(1)

@@ -1,8 +1,8 @@
 """Float rows -> the activation planes that dot kernels read, and the op `ff_quant`.
 
-Owns the int8 quantisation of activations (`layout.act_planes` has the layout of the planes, docs/kernels.md the
-definition), and where a row goes (the ACT arguments of an op). Knows no matrix type, only the three kinds of
-rows: F32, Q256, Q32.
+Owns the int8 quantisation of activations, and where a row goes (the ACT arguments of an op). Per block of
+256 or 32 columns: amax = max |x|, d = amax / 127, a = rint(x * (127 / amax)), ties to even; where 127 / amax
+is not finite, a = 0. `layout.act_planes` has the layout. Knows no matrix type, only the kinds F32, Q256, Q32.
 """
 
 import numpy as np
@@ -104,8 +104,8 @@ def quantise_q32(x, n, dst):
 def quantise_row(x, n, dst, args, act):
     """Write the wanted planes of float32[n] at `x` to the activation row at `dst`.
 
-    `args` and `act`: the op's arguments and the index of the first of its ACT fields, which hold the offsets. `x`
-    may be the row's own F32 plane.
+    `args` and `act`: the op's arguments and the index of the first of its ACT fields, which hold the offsets.
+    `x` may be the row's own F32 plane.
     """
     off_f32, off_q256, off_q32 = word(args, act + 3), word(args, act + 4), word(args, act + 5)
     if off_f32 >= 0 and dst + off_f32 != x:
@@ -139,12 +139,12 @@ def ff_quant(control, args, thread):
     One row: every thread, all ranks, into its scratch. Many rows: entries in turn over the team.
     """
     n_rows, n_used = word(control, STEP_N_ROWS), word(args, FF.n_used)
-    scratch = word(thread, THREAD_SCRATCH)
     first, step, ids = word(thread, THREAD_TEAM_INDEX), word(thread, THREAD_TEAM_SIZE), word(args, FF.ids)
-    dst = word(args, FF.act_shared)
     if n_rows == 1:
-        first, step, ids, dst = 0, 1, scratch + word(args, FF.route_scratch), scratch + word(args, FF.act_scratch)
+        first, step, ids = 0, 1, word(thread, THREAD_SCRATCH) + word(args, FF.route_scratch)
+    rows = act_row(args, FF.act_scratch, thread, 0, n_rows)
     for entry in range(first, n_rows * n_used, step):
         if word(ids, entry) >= 0:
             x = word(args, FF.ff) + entry * word(args, FF.ff_stride)
-            quantise_row(x, word(args, FF.n_ff), dst + entry * word(args, FF.act_stride), args, FF.act_scratch)
+            dst = rows + entry * word(args, FF.act_stride)
+            quantise_row(x, word(args, FF.n_ff), dst, args, FF.act_scratch)

@@ -1,8 +1,8 @@
 """Rotary position embedding: the op `rope_angles`, once a step, and the rotation of one head.
 
-Owns the two pair orders and the definition: angle = position * freq in float64; cos and sin by `mathx.sincos`,
-times a factor, rounded once to float32; then a' = a*cos - b*sin and b' = a*sin + b*cos, every product and
-difference rounded. Does not know where frequencies come from (scaling is in them).
+Owns the two pair orders and the definition: angle = position * freq in float64; cos and sin by
+`mathx.sincos`, times a factor, rounded once to float32; then a' = a*cos - b*sin and b' = a*sin + b*cos, every
+operation rounded. Does not know where frequencies come from (scaling is in them).
 """
 
 import numpy as np
@@ -38,9 +38,10 @@ A = arg_index("rope_angles")
 
 @op
 def rope_angles(control, args, thread):
-    """float32[row][n_half][2]: cos and sin of position * freq, for all layers of the step; rows over the team."""
+    """float32[row][n_half][2]: cos and sin of position * freq for all layers; rows in turn over the team."""
     n_half, factor = word(args, A.n_half), np.float64(float_word(args, A.factor))
-    for row in range(word(thread, THREAD_TEAM_INDEX), word(control, STEP_N_ROWS), word(thread, THREAD_TEAM_SIZE)):
+    first, step = word(thread, THREAD_TEAM_INDEX), word(thread, THREAD_TEAM_SIZE)
+    for row in range(first, word(control, STEP_N_ROWS), step):
         position = word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_POSITION)
         out = word(args, A.angles) + row * n_half * WORD_BYTES
         for i in range(n_half):
@@ -91,7 +92,7 @@ def _rotate_norm(x, angles, n_half):
 
 @glue
 def rotate(x, angles, n_rot, mode):
-    """Rotate the first n_rot elements of the head at `x` in place; `angles`: float32[n_rot / 2][2] cos, sin."""
+    """Rotate the first n_rot elements of the head at `x` in place; `angles`: float32[n_rot / 2][2]."""
     if mode == ROPE_NEOX:
         _rotate_neox(x, angles, n_rot // 2)
     else:

@@ -79,7 +79,8 @@ def _place_matrices(
         raise PoolError(f"{' and '.join(t.name for t in group)} cannot alternate: they differ in {shapes}")
     first = group[0]
     start, stop = row_ranges.get(first.id, (-1, -1))
-    if not 0 <= start <= stop <= first.n_rows or start % 8 or (stop % 8 and stop != first.n_rows):
+    cut_at_eights = all(row % 8 == 0 or row == first.n_rows for row in (start, stop))
+    if not (0 <= start <= stop <= first.n_rows and cut_at_eights):
         raise PoolError(
             f"{first.name}: rows {start}:{stop} of {first.n_rows}, expected a range cut at eights"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,14 @@ from strata_jit.pool.channel import Message
 from strata_jit.pool.control import Int64Array, Memory, plan_control
 from strata_jit.pool.process import NodeProcess, first_dead, wait_readable
 from strata_jit.pool.program import PoolSpec
+from strata_jit.pool.reports import (
+    KernelVariant,
+    NodeReport,
+    PoolStats,
+    loaded_bytes,
+    read_claims,
+    read_stats,
+)
 from strata_jit.topology.affinity import move_thread
 from strata_jit.topology.syscalls import futex_bump, futex_supported, futex_wait, futex_wake
 
@@ -35,57 +43,6 @@ STOP_S = 1.0
 WORD_32 = 0xFFFFFFFF
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReport:
-    """What a node process says about itself once its slice is loaded."""
-
-    node: int
-    pid: int
-    cpus: tuple[tuple[int, ...], ...]
-    """CPU mask of each thread, read back from the kernel."""
-    arena_bytes: int
-    """Weights as stored."""
-    kv_bytes: int
-    pages: int
-
-
-@dataclass(frozen=True, slots=True)
-class KernelVariant:
-    """An op, or the type of a matrix, and the variant of its kernels that runs."""
-
-    op: str
-    variant: str
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadStats:
-    """One team thread since the start."""
-
-    node: int
-    thread: int
-    wait_ns: int
-    """Lost at barriers."""
-    sleeps: int
-    """Futex sleeps, those between steps included."""
-    state: str
-    op: int
-    """Row of the program that it executes or executed last."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """Cumulative figures; differences of two of them describe the time between."""
-
-    threads: tuple[ThreadStats, ...]
-    kind_ns: tuple[dict[str, int], ...]
-    """Per node: nanoseconds inside ops of each metric class, on the node's first thread."""
-
-    @property
-    def wait_ns(self) -> tuple[int, ...]:
-        """Nanoseconds lost at barriers, by thread."""
-        return tuple(thread.wait_ns for thread in self.threads)
 
 
 class Pool:
@@ -182,38 +139,13 @@ class Pool:
 
     def stats(self) -> PoolStats:
         """Figures since the start; may be asked for while a step runs."""
-        memory, layout = self._open_memory(), self._layout
-        threads, kinds = [], []
-        for node in self.spec.nodes:
-            for thread in range(node.n_threads):
-                words = memory.view(layout.thread(node.node, thread), abi.THREAD_WORDS)
-                threads.append(
-                    ThreadStats(
-                        node.node,
-                        thread,
-                        int(words[sync_abi.PRIVATE_WAIT_NS]),
-                        int(words[sync_abi.PRIVATE_SLEEPS]),
-                        sync_abi.STATE_NAMES[words[sync_abi.PRIVATE_STATE]],
-                        int(words[sync_abi.PRIVATE_OP]),
-                    )
-                )
-            names = self.spec.program.kinds
-            spent = memory.view(layout.node(node.node) + layout.kind_ns, len(names))
-            kinds.append(dict(zip(names, spent.tolist(), strict=True)))
-        return PoolStats(tuple(threads), tuple(kinds))
+        return read_stats(self._open_memory(), self._layout, self.spec)
 
     def claims(self, node: int, thread: int) -> Int64Array:
         """int64[n, 2]: (serial of the op, unit) of a thread's claims, if the spec asked for a log."""
         if not self.spec.claim_log:
             raise PoolError("this pool keeps no claim log")
-        offset = self._layout.claim_log(node, thread)
-        log = self._open_memory().view(offset, self._layout.claim_log_bytes // abi.WORD_BYTES)
-        count = int(log[sync_abi.CLAIM_LOG_COUNT])
-        if count > self.spec.claim_log:
-            raise PoolError(f"claim log of {self.spec.claim_log} entries overflowed: {count} claims")
-        first = sync_abi.CLAIM_LOG_ENTRIES
-        entries: Int64Array = log[first : first + 2 * count].reshape(count, 2).copy()
-        return entries
+        return read_claims(self._open_memory(), self._layout, node, thread)
 
     def close(self) -> None:
         """End the node processes and give all memory back; idempotent, and bounded in time."""
@@ -276,19 +208,18 @@ class Pool:
         self._broadcast("load")
         total = sum(message["bytes"] for message in self._gather("loading"))
         self._progress("load", 0, total)
-        loaded = self._gather("loaded", lambda: self._progress("load", self._loaded_bytes(), total))
+        memory = self._open_memory()
+
+        def report() -> None:
+            self._progress("load", loaded_bytes(memory, self._layout, self.spec), total)
+
+        loaded = self._gather("loaded", report)
         self._progress("load", total, total)
         drop_file_pages(self.spec.files)
         self.nodes = tuple(
-            _node_report(process, message["report"])
+            NodeReport.from_message(process.node, process.pid, message["report"])
             for process, message in zip(self._processes, loaded, strict=True)
         )
-
-    def _loaded_bytes(self) -> int:
-        memory = self._open_memory()
-        contexts = ((n.node, thread) for n in self.spec.nodes for thread in range(n.n_threads))
-        offsets = (self._layout.thread(*context) for context in contexts)
-        return sum(int(memory.view(o, abi.THREAD_WORDS)[sync_abi.PRIVATE_LOADED_BYTES]) for o in offsets)
 
     def _broadcast(self, kind: str) -> None:
         for process in self._processes:
@@ -371,11 +302,6 @@ def drop_file_pages(files: tuple[str, ...]) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
-
-
-def _node_report(process: NodeProcess, plain: Message) -> NodeReport:
-    cpus = tuple(tuple(mask) for mask in plain["cpus"])
-    return NodeReport(process.node, process.pid, cpus, plain["bytes"], plain["kv_bytes"], plain["pages"])
 
 
 def _node_error(node: int, message: Message) -> errors.StrataError:

@@ -36,16 +36,13 @@ class NodeProcess:
                 "sys.executable is empty, expected the path of a Python interpreter to start nodes"
             )
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "strata_jit.pool.node", str(control_fd), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the host's output is its own
-                pass_fds=(control_fd, theirs.fileno()),
-                env=_environment(os.environ, cache_path),
-                start_new_session=True,
-            )
         self.channel = Channel(ours)
+        try:
+            with theirs:
+                self._process = _start_interpreter((control_fd, theirs.fileno()), cache_path)
+        except OSError as fault:
+            self.channel.close()
+            raise PoolError(f"cannot start {sys.executable} as node process {node}: {fault}") from fault
         self.pid = self._process.pid
         self._pidfd = _pidfd(self.pid)
 
@@ -106,6 +103,17 @@ def _poll(fds: Iterable[int], timeout_s: float) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(timeout_s * 1000)]
+
+
+def _start_interpreter(fds: tuple[int, int], cache_path: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "strata_jit.pool.node", *map(str, fds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # the host's output is its own
+        pass_fds=fds,
+        env=_environment(os.environ, cache_path),
+        start_new_session=True,
+    )
 
 
 def _pidfd(pid: int) -> int:

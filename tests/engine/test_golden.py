@@ -10,8 +10,8 @@ MODELS = ["llama", "qwen3moe", "qwen3moe-nl"]
 
 
 @pytest.fixture(params=MODELS)
-def golden(request, golden_model):
-    return Golden(golden_model(request.param))
+def golden(request, request_golden):
+    return Golden(request_golden(request.param))
 
 
 @pytest.mark.parametrize("isa", ["auto", "portable"])

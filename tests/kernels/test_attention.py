@@ -1,7 +1,7 @@
 """`attn_prepare`, `attention` and `attn_merge` against their twins, bit for bit, and against float64.
 
-A conversation is decoded row by row, or in chunks of any size, by teams of any shape: the outputs of all rows are
-the same bits as the twin's, and the KV blocks hold the same bytes.
+A sequence is run row by row or in chunks of any size, by teams of any shape: the outputs of all rows are the
+twin's bits, and the KV blocks hold the same bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from strata_jit.kernels.abi import KV_BLOCK
 from strata_jit.kernels.ref import attention as ref
 from strata_jit.kernels.ref.norm import rms_norm
 from strata_jit.kernels.ref.rope import rope_angles, rotate
-from strata_jit.kernels.registry import OPS, ROPE_NEOX, ROPE_NORM, attention_scratch_bytes
+from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM, attention_scratch_bytes
 from tests.kernels.harness import Step, Team, Vector, aligned, floats
 from tests.kernels.planes import Planes
 
@@ -74,16 +74,17 @@ class Sequence:
         q, k, v = (part.reshape(self.n, -1, s.head_dim) for part in np.split(self.qkv, cuts, axis=1))
         if s.normed:
             q, k = rms_norm(q, self.q_weight, EPS), rms_norm(k, self.k_weight, EPS)
-        rotated = ([rotate(x, a, s.n_rot, s.mode) for x, a in zip(y, self.angles, strict=True)] for y in (q, k))
-        q, k = (np.stack(y) for y in rotated)
+        q, k = self._rotated(q), self._rotated(k)
         return q, k.astype(np.float16), v.astype(np.float16)
+
+    def _rotated(self, heads):
+        s = self.shape
+        return np.stack([rotate(x, a, s.n_rot, s.mode) for x, a in zip(heads, self.angles, strict=True)])
 
     def expected(self, positions, attend=ref.attend):
         """[len(positions), n_out] by a twin."""
         q, k, v = self.heads()
-        return np.stack(
-            [attend(q[p], k[: p + 1], v[: p + 1], self.shape.scale).ravel() for p in positions]
-        )
+        return np.stack([attend(q[p], k[: p + 1], v[: p + 1], self.shape.scale).ravel() for p in positions])
 
 
 class Layer:
@@ -174,14 +175,12 @@ class Layer:
 
     def chunks(self, size, start=0, sequence=0):
         """Run a whole sequence in chunks; float32[n_positions - start, n_out]."""
-        positions = range(start, self.sequences[sequence].n)
-        return np.concatenate(
-            [self.run([(sequence, p) for p in positions[i : i + size]]) for i in range(0, len(positions), size)]
-        )
+        rows = [(sequence, p) for p in range(start, self.sequences[sequence].n)]
+        return np.concatenate([self.run(rows[i : i + size]) for i in range(0, len(rows), size)])
 
 
 def fill(layer, n, sequence=0):
-    """Write the keys and values of the first n positions, in chunks that leave no row alone."""
+    """Write the keys and values of the first n positions."""
     for start in range(0, n, 100):
         layer.run([(sequence, p) for p in range(start, min(start + 100, n))])
 
@@ -232,8 +231,8 @@ def test_attention_any_team_gives_the_same(shape, threads):
 def kv_of(layer):
     """uint8[n_blocks, slot_bytes] of sequence 0, wherever its blocks are."""
     n_nodes = len(layer.team.kv)
-    slots = [layer.team.kv[b % n_nodes].reshape(-1, layer.slot_bytes)[layer.table[0, b]] for b in range(layer.n_blocks)]
-    return np.stack(slots)
+    memory = [kv.reshape(-1, layer.slot_bytes) for kv in layer.team.kv]
+    return np.stack([memory[b % n_nodes][layer.table[0, b]] for b in range(layer.n_blocks)])
 
 
 def test_attention_any_order_of_threads_gives_the_same():
@@ -298,9 +297,3 @@ def test_attention_large_scores_do_not_overflow():
     found = layer.run([(0, 299)])
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found, sequence.expected([299]))
-
-
-def test_attn_prepare_has_the_arguments_of_attention():
-    """Shared helpers read both ops' arguments at the same places."""
-    fields = OPS["attn_prepare"].fields
-    assert OPS["attention"].fields[: len(fields)] == fields

@@ -62,7 +62,7 @@ def nothing(control, args, thread):
 
 @op
 def delay_one(control, args, thread):
-    """Thread `args[0]` of the team (modulo its size) works for `args[1]` nanoseconds, the others not at all."""
+    """Thread `args[0]` of the team (modulo its size) works for `args[1]` nanoseconds."""
     size = load64(field(thread, abi.THREAD_TEAM_SIZE))
     if load64(args) % size == load64(field(thread, abi.THREAD_TEAM_INDEX)):
         until = clock_ns() + load64(field(args, 1))
@@ -72,7 +72,7 @@ def delay_one(control, args, thread):
 
 @op
 def work(control, args, thread):
-    """Units of pure computing, dealt by claims. args: n_units, iterations of a unit, buffer int64[n_units]."""
+    """Units of pure computing, dealt by claims. args: n_units, iterations, buffer int64[n_units]."""
     n = load64(args)
     unit = first_unit(thread)
     while unit < n:

@@ -24,7 +24,7 @@ Partial = tuple[F32, F32, F32]
 def attend(q: F32, k: F16, v: F16, scale: float) -> F32:
     """float32[n_head, head_dim], bit by bit as the kernels.
 
-    q: [n_head, head_dim]; k, v: [n_positions, n_head_kv, head_dim]; head h reads kv head h // (n_head / n_head_kv).
+    q: [n_head, head_dim]; k, v: [n_positions, n_head_kv, head_dim]; n_head / n_head_kv heads share a kv head.
     """
     blocks = range(0, len(k), KV_BLOCK)
     return merge([attend_block(q, k[b : b + KV_BLOCK], v[b : b + KV_BLOCK], scale) for b in blocks])

@@ -23,7 +23,7 @@ def exp(x: F32) -> F64:
 
 
 def exp_f32(x: F32) -> F32:
-    """e**x bit by bit as the kernel: k = rint(x*log2(e)), r = x - k*ln2 in two fma, a polynomial in r, times 2**k."""
+    """e**x bit by bit as the kernel: k = rint(x * log2(e)), r = x - k*ln2 by two fma, a polynomial, 2**k."""
     x = np.where(np.isnan(x), x, np.clip(x, np.float32(-104), np.float32(89))).astype(np.float32)
     k = np.rint(x * LOG2_E)
     r = fma32(k, -LN2_LOW, fma32(k, -LN2_HIGH, x))

@@ -17,9 +17,9 @@ def rope_angles(positions: NDArray[np.int64], freqs: NDArray[np.float64], factor
 
 
 def rotate(x: F32, angles: F32, n_rot: int, mode: int) -> F32:
-    """The first n_rot elements of the last axis rotated by angles float32[n_rot / 2, 2], the others as they are.
+    """The first n_rot elements of the last axis rotated by angles float32[n_rot / 2, 2], the rest as it is.
 
-    Pairs are (i, i + n_rot/2) for ROPE_NEOX, (2i, 2i + 1) for ROPE_NORM; a' = a*cos - b*sin, b' = a*sin + b*cos.
+    Pairs are (i, i + n_rot/2) for ROPE_NEOX, else (2i, 2i + 1); a' = a*cos - b*sin, b' = a*sin + b*cos.
     """
     half = n_rot // 2
     firsts = np.arange(half) if mode == ROPE_NEOX else 2 * np.arange(half)

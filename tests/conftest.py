@@ -1,0 +1,57 @@
+"""Options that point tests at data outside the repository, and the data within it.
+
+Without an option, the tests that would use its directory are skipped, saying so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+DIRECTORIES = {
+    "golden": "reference values of engines, one directory a model",
+    "tokenizers": "vocabularies with strings and their ids (*.gguf, *.inp, *.out)",
+    "templates": "chat templates with conversations and what they render (*.jinja, *.json)",
+    "models": "model files",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for name, what in DIRECTORIES.items():
+        parser.addoption(f"--{name}", metavar="DIR", type=Path, help=f"directory of {what}")
+
+
+def directory(request: pytest.FixtureRequest, name: str) -> Path:
+    path: Path | None = request.config.getoption(f"--{name}")
+    if path is None:
+        pytest.skip(f"no --{name} DIR given")
+    if not path.is_dir():
+        pytest.fail(f"--{name} {path}: no such directory")
+    return path
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    return DATA
+
+
+@pytest.fixture
+def golden_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "golden")
+
+
+@pytest.fixture
+def tokenizers_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "tokenizers")
+
+
+@pytest.fixture
+def templates_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "templates")
+
+
+@pytest.fixture
+def models_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "models")
