@@ -6,7 +6,7 @@ letters: `bytes_to_unicode` in GPT-2's encoder.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import chain
 
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.models import BPE
@@ -35,18 +35,25 @@ def spelt_bytes(text: str) -> bytes:
         )
 
 
+def _all_tokens(ids: dict[str, int], merges: list[tuple[str, str]]) -> bool:
+    """Whether all parts and results of merges are tokens; there are 300,000 of them, so no loop in Python."""
+    parts = all(map(ids.__contains__, chain.from_iterable(merges)))
+    return parts and all(map(ids.__contains__, map("".join, merges)))
+
+
 class ByteLevelBPE:
     """Text without special tokens -> ids. Bytes that the vocabulary has no token for are dropped."""
 
     __slots__ = ("_tokenizer",)
 
-    def __init__(self, ids: Mapping[str, int], merges: list[tuple[str, str]], rules: PreTokenizer) -> None:
+    def __init__(self, ids: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenizer) -> None:
         """`ids`: text -> id of all tokens; `merges` in order of rank.
 
         Merges of or into something that is no token are left out: they could not end in an id.
         """
-        usable = [(a, b) for a, b in merges if a + b in ids and a in ids and b in ids]
-        model = BPE(vocab=dict(ids), merges=usable, ignore_merges=rules.whole_words)
+        if not _all_tokens(ids, merges):
+            merges = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
+        model = BPE(vocab=ids, merges=merges, ignore_merges=rules.whole_words)
         self._tokenizer = HFTokenizer(model)
         self._tokenizer.pre_tokenizer = byte_level(rules)
 

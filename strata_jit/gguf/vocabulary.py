@@ -110,7 +110,7 @@ def read_merges(gguf: GGUFFile) -> list[tuple[str, str]]:
     """The pairs that byte pair encoding merges, first the one to merge first; `ModelError` if malformed."""
     key = f"{PREFIX}merges"
     merges = [tuple(merge.split(" ")) for merge in gguf.get(key, StringArray).tolist()]
-    if any(len(merge) != 2 for merge in merges):
+    if not set(map(len, merges)) <= {2}:
         i = next(i for i, merge in enumerate(merges) if len(merge) != 2)
         raise ModelError.at(gguf.path, f"{key}[{i}]", quoted(" ".join(merges[i])), "two tokens and one space")
     return merges  # type: ignore[return-value]  # checked for all at once
@@ -137,8 +137,10 @@ def _types(gguf: GGUFFile, n_vocab: int) -> NDArray[np.int32]:
 
 def _token_id(gguf: GGUFFile, name: str, n_vocab: int, default: int | None = None) -> int | None:
     key = f"{PREFIX}{name}_token_id"
-    token_id = gguf.get(key, int, default)
-    if token_id is not None and not 0 <= token_id < n_vocab:
+    token_id = gguf.get(key, int, None)
+    if token_id is None:
+        return default if default is None or default < n_vocab else None
+    if not 0 <= token_id < n_vocab:
         raise ModelError.at(gguf.path, quoted(key), str(token_id), f"a token id below {n_vocab}")
     return token_id
 

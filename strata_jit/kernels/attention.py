@@ -1,4 +1,4 @@
-"""The op `attention`: one KV block's part of the attention of one row and kv head.
+"""The op `attention`: one KV block's part of the attention of a row's query heads.
 
 Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has
 eight lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator,
@@ -15,10 +15,11 @@ from strata_jit.kernels.abi import (
     KV_BLOCK,
     STEP_N_ROWS,
     THREAD_N_NODES,
+    THREAD_N_THREADS,
     THREAD_NODE,
     THREAD_SCRATCH,
 )
-from strata_jit.kernels.attn_prepare import group_size, head_at, prepare_group
+from strata_jit.kernels.attn_prepare import group_size, head_at, prepare_heads
 from strata_jit.kernels.kv import (
     HALF_BYTES,
     KEY_OCTET,
@@ -54,6 +55,8 @@ SCORE_BYTES = 4 * KV_BLOCK
 """Bytes of one head's scores of a block."""
 PARTIAL_HEADER = 32
 """Bytes before o in a partial result: m, l, unused."""
+TILE_HEADS = 4
+"""Query heads that share each load of keys and values."""
 VALUE_TILE = 32
 """Positions whose values are read before the next ones: small enough to stay in the first-level cache."""
 
@@ -161,7 +164,7 @@ def _add_values_8(p, values, stride, n, o):
 def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
     """o += p * v over n positions, for all heads of the group and all dimensions; p and o are head 0's."""
     stride, last, even = HALF_BYTES * head_dim, group - 1, head_dim & ~15
-    for h0 in range(0, group, 4):
+    for h0 in range(0, group, TILE_HEADS):
         h1, h2, h3 = min(h0 + 1, last), min(h0 + 2, last), min(h0 + 3, last)
         p0, p1 = p + h0 * SCORE_BYTES, p + h1 * SCORE_BYTES
         p2, p3 = p + h2 * SCORE_BYTES, p + h3 * SCORE_BYTES
@@ -186,7 +189,7 @@ def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, st
     for octet in range(0, n_octets, 2):
         place = octet * KEY_OCTET
         keys = head + HALF_BYTES * place * head_dim
-        for first in range(0, group, 4):
+        for first in range(0, group, TILE_HEADS):
             _scores(q, group, first, head_dim, keys, n_visible - place, scale, scores + 4 * place)
     for h in range(group):
         to = partial + h * stride
@@ -206,41 +209,52 @@ def partial_bytes(head_dim):
 
 
 @glue
-def _attend(control, args, thread, n_rows, row, kv_head, block):
-    """One unit of work: the first n_visible positions of the block."""
+def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
+    """One unit of work: n query heads of a kv head's group over one block."""
     n_visible = min(row_position(control, row) - block * KV_BLOCK + 1, KV_BLOCK)
-    head_dim, group = word(args, A.head_dim), group_size(args)
+    head_dim = word(args, A.head_dim)
     head = head_block(control, args, thread, row, block, kv_head)
     key = word(thread, THREAD_SCRATCH) + word(args, A.work_scratch)
-    queries = head_at(args, row, word(args, A.q_off), kv_head * group)
+    queries = head_at(args, row, word(args, A.q_off), query_head)
     if n_rows == 1:
-        has_key = block == row_position(control, row) // KV_BLOCK
+        n_keys = 1 if block == row_position(control, row) // KV_BLOCK else 0
         queries = key + 4 * head_dim
-        prepare_group(args, row, kv_head, 0, group + 1 if has_key else group, queries, key)
-        if has_key:
+        prepare_heads(args, row, query_head, n, queries, kv_head, n_keys, key)
+        if n_keys != 0:
             value = head_at(args, row, word(args, A.v_off), kv_head)
             store_key_value(head, head_dim, n_visible - 1, key, value)
-    scores, scale = key + 4 * (group + 1) * head_dim, float_word(args, A.scale)
+    scores, scale = key + 4 * (group_size(args) + 1) * head_dim, float_word(args, A.scale)
     stride = word(args, A.partial_blocks) * partial_bytes(head_dim)
-    partial = word(args, A.partial) + (row * word(args, A.n_head) + kv_head * group) * stride
+    partial = word(args, A.partial) + (row * word(args, A.n_head) + query_head) * stride
     partial += block * partial_bytes(head_dim)
-    attend_block(queries, group, head_dim, head, n_visible, scale, scores, partial, stride)
+    attend_block(queries, n, head_dim, head, n_visible, scale, scores, partial, stride)
+
+
+@glue
+def _unit_heads(group, n_units, n_threads):
+    """Query heads of one unit, given n_units units of a whole group: a tile's where the node's threads would
+    else go short of work. Two units then write the same bytes of the row's own key and value."""
+    return min(group, TILE_HEADS) if n_threads > 1 and n_units < 2 * n_threads else group
 
 
 @op
 def attention(control, args, thread):
-    """Claim (block of this node, kv head, row) units. At one row each unit prepares its own queries, and that
-    of the row's own block first stores its key and value."""
-    n_rows, n_head_kv = word(control, STEP_N_ROWS), word(args, A.n_head_kv)
+    """Claim units (block of this node, kv head, query heads, row). At one row each unit prepares its own
+    queries, and those of the row's own block first store its key and value."""
+    n_rows, n_head_kv, group = word(control, STEP_N_ROWS), word(args, A.n_head_kv), group_size(args)
     node, n_nodes = word(thread, THREAD_NODE), word(thread, THREAD_N_NODES)
     last = 0
     for row in range(n_rows):
         last = max(last, row_position(control, row) // KV_BLOCK)
-    n_blocks = (last - node) // n_nodes + 1
+    n_units = ((last - node) // n_nodes + 1) * n_head_kv * n_rows
+    heads = _unit_heads(group, n_units, word(thread, THREAD_N_THREADS))
+    parts = (group + heads - 1) // heads
     unit = first_unit(thread)
-    while unit < n_blocks * n_head_kv * n_rows:
+    while unit < n_units * parts:
         row, rest = unit % n_rows, unit // n_rows
+        part, rest = rest % parts, rest // parts
         kv_head, block = rest % n_head_kv, node + rest // n_head_kv * n_nodes
         if block * KV_BLOCK <= row_position(control, row):
-            _attend(control, args, thread, n_rows, row, kv_head, block)
+            query_head, n = kv_head * group + part * heads, min(heads, group - part * heads)
+            _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n)
         unit = claim(thread)

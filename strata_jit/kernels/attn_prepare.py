@@ -50,17 +50,16 @@ def head_at(args, row, offset, head):
 
 
 @glue
-def prepare_group(args, row, kv_head, first, stop, queries, key):
-    """`prepare_head` for the heads first .. stop-1 of a group: its query heads, into float32[group][head_dim]
-    at `queries`, and as number `group` its key head, into `key`."""
-    group = group_size(args)
-    for i in range(first, stop):
-        if i < group:
-            x = head_at(args, row, word(args, QKV.q_off), kv_head * group + i)
-            norm, out = word(args, QKV.q_norm), queries + 4 * i * word(args, QKV.head_dim)
+def prepare_heads(args, row, head, n, queries, kv_head, n_keys, key):
+    """`prepare_head` for n query heads from number `head` on, into float32[n][head_dim] at `queries`, and for
+    n_keys (0 or 1) key heads, number `kv_head`, into `key`."""
+    for i in range(n + n_keys):
+        if i < n:
+            x, norm = head_at(args, row, word(args, QKV.q_off), head + i), word(args, QKV.q_norm)
+            out = queries + 4 * i * word(args, QKV.head_dim)
         else:
-            x = head_at(args, row, word(args, QKV.k_off), kv_head)
-            norm, out = word(args, QKV.k_norm), key
+            x, norm = head_at(args, row, word(args, QKV.k_off), kv_head), word(args, QKV.k_norm)
+            out = key
         prepare_head(args, row, x, norm, out)
 
 
@@ -76,9 +75,9 @@ def attn_prepare(control, args, thread):
         has_queries = unit % word(thread, THREAD_TEAM_SIZE) == word(thread, THREAD_TEAM_INDEX)
         has_key = unit % word(thread, THREAD_N_THREADS) == word(thread, THREAD_INDEX)
         has_key = has_key and block % word(thread, THREAD_N_NODES) == word(thread, THREAD_NODE)
-        first, stop = 0 if has_queries else group, group + 1 if has_key else group
+        n_queries, n_keys = group if has_queries else 0, 1 if has_key else 0
         queries = head_at(args, row, word(args, QKV.q_off), kv_head * group)
-        prepare_group(args, row, kv_head, first, stop, queries, key)
+        prepare_heads(args, row, kv_head * group, n_queries, queries, kv_head, n_keys, key)
         if has_key:
             head = head_block(control, args, thread, row, block, kv_head)
             value = head_at(args, row, word(args, QKV.v_off), kv_head)

@@ -80,10 +80,14 @@ def emit_prefetch(b, address, offset, n_bytes):
         )
 
 
+def _half8(context, b, address, offset):
+    """f32x8 from the eight f16 at address + offset."""
+    return emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), offset))
+
+
 def _scales_at(context, b, address, offset, activation_scale):
     """f32(d of 8 rows) * d of the activation block."""
-    d = emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), offset))
-    return b.fmul(d, splat(b, load_as(b, activation_scale, F32)))
+    return b.fmul(_half8(context, b, address, offset), splat(b, load_as(b, activation_scale, F32)))
 
 
 def _accumulate(b, integers, scale, acc, negate=False):
@@ -174,17 +178,24 @@ def block_tile(
         fmt = FORMATS[type_name]
         rows = [load_as(b, acts, I64, 8 * t) for t in range(count)]
         sums = _tile_sums(b, target, fmt, unpacked, [b.add(row, a16_offset) for row in rows])
-        for o, head in enumerate((head0, head1)):
-            for t, row in enumerate(rows):
-                d = b.add(row, d_offset)
-                acc = load_as(b, accs, f32x8.llvm, 64 * t + 32 * o)
-                acc = _accumulate(b, sums[o][t], _scales_at(context, b, head, 0, d), acc)
-                if fmt.has_min:
-                    at = 4096 + UNPACKED_BYTES * o
-                    mins = [load_as(b, unpacked, V16I16, at + 32 * q) for q in range(4)]
-                    minimum = emit_min_sum(b, target, mins, b.add(row, sums_offset))
-                    acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
-                store_as(b, accs, acc, 64 * t + 32 * o)
+        # every load comes before the first store, which might alias it for all that LLVM knows
+        tile = [(t, o) for t in range(count) for o in range(2)]
+        d = [_half8(context, b, head, 0) for head in (head0, head1)]
+        da = [splat(b, load_as(b, b.add(row, d_offset), F32)) for row in rows]
+        results = [load_as(b, accs, f32x8.llvm, 64 * t + 32 * o) for t, o in tile]
+        for i, (t, o) in enumerate(tile):
+            results[i] = _accumulate(b, sums[o][t], b.fmul(d[o], da[t]), results[i])
+        if fmt.has_min:
+            dmin = [_half8(context, b, head, 16) for head in (head0, head1)]
+            mins = [
+                [load_as(b, unpacked, V16I16, UNPACKED_BYTES * o + 4096 + 32 * q) for q in range(4)]
+                for o in range(2)
+            ]
+            for i, (t, o) in enumerate(tile):
+                minimum = emit_min_sum(b, target, mins[o], b.add(rows[t], sums_offset))
+                results[i] = _accumulate(b, minimum, b.fmul(dmin[o], da[t]), results[i], negate=True)
+        for (t, o), result in zip(tile, results, strict=True):
+            store_as(b, accs, result, 64 * t + 32 * o)
         return context.get_dummy_value()
 
     return types.void(name, isa, n_tok, *[types.int64] * 8), codegen

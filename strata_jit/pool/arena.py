@@ -16,6 +16,7 @@ import numpy as np
 
 from strata_jit.errors import ModelError, PoolError
 from strata_jit.kernels.layout import ALIGN, CONVERSIONS, n_octets, octet_bytes, round_up
+from strata_jit.pool.files import open_part
 from strata_jit.pool.program import AUTO_F32, Program, TensorSpec
 
 SCAN_BYTES = 4 << 20
@@ -107,14 +108,17 @@ def settle_store_types(program: Program, files: Sequence[str], *, reference: boo
     which is read from the files: the same answer for every node.
     """
     with ExitStack() as stack:
-        parts = [stack.enter_context(open(path, "rb", buffering=0)) for path in files]
+        fds = []
+        for path in files:
+            fds.append(open_part(path))
+            stack.callback(os.close, fds[-1])
         settled = []
         for tensor in program.tensors:
             store = tensor.store_type
             if tensor.role == "vector" or reference:
                 store = "F32"
             elif store == AUTO_F32:
-                store = "BF16" if _is_bf16(tensor, parts[tensor.part].fileno()) else "F32"
+                store = "BF16" if _is_bf16(tensor, fds[tensor.part]) else "F32"
             settled.append(replace(tensor, store_type=store))
     pairs = [
         t.pair if t.pair is None or settled[t.pair].store_type == t.store_type else None for t in settled

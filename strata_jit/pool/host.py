@@ -10,19 +10,20 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from strata_jit import errors
-from strata_jit.errors import ModelError, PoolError, TopologyError
+from strata_jit.errors import PoolError, TopologyError
 from strata_jit.kernels import abi, sync_abi
 from strata_jit.kernels.cache import KernelCache, open_cache
 from strata_jit.pool import control
 from strata_jit.pool.arena import settle_store_types
 from strata_jit.pool.channel import Message
 from strata_jit.pool.control import Int64Array, Memory, plan_control
+from strata_jit.pool.files import drop_pages
 from strata_jit.pool.process import NodeProcess, first_dead, wait_readable
 from strata_jit.pool.program import PoolSpec
 from strata_jit.pool.reports import (
@@ -43,6 +44,7 @@ STOP_S = 1.0
 WORD_32 = 0xFFFFFFFF
 
 Progress = Callable[[str, int, int], None]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Pool:
@@ -88,11 +90,12 @@ class Pool:
 
     # --- use --------------------------------------------------------------------------------------------
 
-    def buffer(self, id_: int, dtype: npt.DTypeLike) -> Any:
+    def buffer(self, id_: int, dtype: np.dtype[Scalar]) -> npt.NDArray[Scalar]:
         """A shared buffer as a flat array of `dtype`; as many whole elements as fit."""
         spec = self.spec.program.buffers[id_]
         count = spec.nbytes // np.dtype(dtype).itemsize
-        return self._open_memory().view(self._layout.buffers[id_], count, dtype)
+        view: npt.NDArray[Scalar] = self._open_memory().view(self._layout.buffers[id_], count, dtype)
+        return view
 
     def submit(self, first_op: int, n_ops: int, n_rows: int, n_out: int) -> None:
         """Start a step: ops [first_op, first_op + n_ops) on `n_rows` rows, `n_out` of them with logits.
@@ -204,7 +207,7 @@ class Pool:
 
     def _load(self) -> None:
         """The page cache gives way before the nodes fill their memory, and once more behind them."""
-        drop_file_pages(self.spec.files)
+        drop_pages(self.spec.files)
         self._broadcast("load")
         total = sum(message["bytes"] for message in self._gather("loading"))
         self._progress("load", 0, total)
@@ -215,7 +218,7 @@ class Pool:
 
         loaded = self._gather("loaded", report)
         self._progress("load", total, total)
-        drop_file_pages(self.spec.files)
+        drop_pages(self.spec.files)
         self.nodes = tuple(
             NodeReport.from_message(process.node, process.pid, message["report"])
             for process, message in zip(self._processes, loaded, strict=True)
@@ -288,20 +291,6 @@ class Pool:
         if self._cache is not None:
             self._cache.close()
             self._cache = None
-
-
-def drop_file_pages(files: tuple[str, ...]) -> None:
-    """Write back and drop the page cache of whole files; `ModelError` if one cannot be opened."""
-    for path in files:
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except OSError as fault:
-            raise ModelError(f"{path}: {fault.strerror}") from fault
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def _node_error(node: int, message: Message) -> errors.StrataError:

@@ -26,6 +26,7 @@ from strata_jit.pool import control
 from strata_jit.pool.arena import conversion_of, plan_arena
 from strata_jit.pool.channel import Channel, Message
 from strata_jit.pool.control import Int64Array, Memory, plan_control
+from strata_jit.pool.files import open_part
 from strata_jit.pool.program import NodeSpec, PoolSpec
 from strata_jit.pool.tables import ProgramTable, address_of, tensor_table
 from strata_jit.topology.affinity import allowed_cpus, pin_thread
@@ -115,7 +116,7 @@ class Node:
         self.program = ProgramTable(
             self.spec.program, self.kernels.ops, self._buffer_addresses(), address_of(self.tensors)
         )
-        self.files = [os.open(path, os.O_RDONLY) for path in self.spec.files]
+        self.files = [open_part(path) for path in self.spec.files]
         self.chunks = ChunkQueue(self.arena)
         threads = [_TeamThread(self, i) for i in range(self.own.n_threads)]
         for thread in threads:

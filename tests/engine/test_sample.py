@@ -70,7 +70,7 @@ def test_logits_are_left_as_they_are() -> None:
         ({"temp": 1e-300}, {1}),
         ({"temp": 100.0, "top_k": 2}, {1, 3}),
         ({"temp": 100.0, "top_p": 0.69}, {1, 3}),  # judged before the temperature
-        ({"temp": 0.05, "min_p": 0.3, "top_k": 5}, {1, 3}),
+        ({"temp": 0.3, "min_p": 0.7, "top_k": 5}, {1, 3}),
     ],
 )
 def test_candidates(options: dict[str, Any], expected: set[int]) -> None:

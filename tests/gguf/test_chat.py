@@ -168,7 +168,7 @@ HOSTILE = {
     "calls": "{% macro m(i) %}{% if i %}{{ m(i-1) }}{{ m(i-1) }}{% endif %}{% endmacro %}{{ m(99) }}",
     "repeated text": "{{ 'a' * 10**10 }}",
     "repeated list": "{% set x = 2**40 * [0] %}",
-    "power": "{{ 10 ** 10 ** 8 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
     "squares": "{% set n = namespace(x=9) %}" + LOOP + "{% set n.x = n.x * n.x %}" + END,
     "doubled by ~": "{% set n = namespace(x='ab') %}" + LOOP + "{% set n.x = n.x ~ n.x %}" + END,
     "doubled by +": "{% set n = namespace(x='ab') %}" + LOOP + "{% set n.x = n.x + n.x %}" + END,
@@ -204,7 +204,8 @@ HOSTILE = {
     "nested, by default": "{% set n = namespace(x=['a']) %}"
     + "{% set n.x = range(2) | map(attribute='q', default=n.x) | list %}" * 60
     + "{{ n.x }}",
-    "nested, by arguments": "{% set n = namespace(x=['a']) %}{% macro m() %}{% set n.x = varargs %}{% endmacro %}"
+    "nested, by arguments": "{% set n = namespace(x=['a']) %}"
+    + "{% macro m() %}{% set n.x = varargs %}{% endmacro %}"
     + "{{ m(n.x, n.x) }}" * 60
     + "{{ n.x }}",
     "nested, by dict": "{% set n = namespace(x=['a']) %}"
@@ -217,7 +218,7 @@ HOSTILE = {
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_template_is_stopped(template: str) -> None:
     started = time.monotonic()
-    with pytest.raises(ModelError, match="was stopped: it .*--raw"):
+    with pytest.raises(ModelError, match=r"was stopped: it .*--raw"):
         render_chat(template, HI, bounds=Bounds(seconds=0.5))
     assert time.monotonic() - started < 10  # most take milliseconds; a machine may be busy
 
@@ -248,7 +249,8 @@ def test_sandbox_renders_as_jinja_alone() -> None:
     )
     template = (
         "{% set x = {'a': [1, (2, 3)], 'b': 'c' ~ 1 ~ none} %}{{ x }}{{ x | dictsort }}{{ undefined_name }}"
-        "{% for a, b in [(1, 2), (3, 4)] if a > 1 recursive %}{{ loop.index }}{{ b }}{{ loop.previtem }}{% endfor %}"
+        "{% for a, b in [(1, 2), (3, 4)] if a > 1 recursive %}"
+        "{{ loop.index }}{{ b }}{{ loop.previtem }}{% endfor %}"
         "{% for z in [] %}{% else %}none{% endfor %}{{ 'abc' | list | batch(2) | list }}{{ [3, 1] | sort }}"
         "{% call(y) f() %}{{ y }}{% endcall %}"
     )

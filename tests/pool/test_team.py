@@ -10,7 +10,7 @@ from programs import make_op, make_spec
 from strata_jit.pool.host import Pool
 
 UNITS = 37
-TEAMS = [(1,), (2,), (4,), (1, 1), (2, 1), (1, 3), (2, 2, 1)]
+TEAMS = [(1,), (2,), (4,), (1, 1), (2, 1), (1, 2, 1)]
 SLOW_STEP_S = 0.095
 """A lost wake-up shows as a sleep that only its timeout of 0.1 s ends."""
 

@@ -1,0 +1,70 @@
+"""Writes variants of a small model file with the `gguf` package: other tensors, keys, parts."""
+
+import gguf
+import numpy as np
+
+from strata_jit.gguf.reader import open_gguf
+
+SKIPPED = ("GGUF.", "general.architecture")
+
+
+def read_tensors(path):
+    """name -> (gguf type, uint8 data as the file holds it, NumPy shape in elements)."""
+    return {t.name: (t.tensor_type, t.data.copy(), t.shape.tolist()[::-1]) for t in gguf.GGUFReader(path).tensors}
+
+
+def quantized(rng, name, shape, scale=0.02):
+    """Random weights of a type, as `read_tensors` gives them; `shape` is NumPy's, rows last."""
+    kind = gguf.GGMLQuantizationType[name]
+    weights = (scale * rng.standard_normal(shape)).astype(np.float32)
+    if name not in ("Q5_K", "Q6_K", "Q4_K", "IQ4_XS", "IQ4_NL"):
+        return kind, gguf.quants.quantize(weights, kind), list(shape)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), np.uint8)
+    d = np.float16(scale / 16 if name == "IQ4_NL" else scale / 512).tobytes()
+    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,)):
+        blocks[..., at : at + 2] = np.frombuffer(d, np.uint8)
+    return kind, blocks.reshape(*shape[:-1], -1), list(shape)
+
+
+def write(target, source, tensors, keys=None, parts=1):
+    """Write a model with `source`'s metadata, changed by `keys` (None removes), and these tensors.
+
+    With parts > 1 returns the paths of a split model, else the one path.
+    """
+    file = open_gguf(source)
+    metadata = {k: v for k, v in gguf.GGUFReader(source).fields.items() if not k.startswith(SKIPPED)}
+    keys = keys or {}
+    names = list(tensors)
+    per_part = -(-len(names) // parts)
+    paths = []
+    for part in range(parts):
+        path = target if parts == 1 else target.with_name(f"{target.stem}-{part + 1:05d}-of-{parts:05d}.gguf")
+        writer = gguf.GGUFWriter(path, file.metadata["general.architecture"])
+        if part == 0:
+            _write_keys(writer, metadata, keys)
+        if parts > 1:
+            writer.add_key_value("split.no", part, gguf.GGUFValueType.UINT16)
+            writer.add_key_value("split.count", parts, gguf.GGUFValueType.UINT16)
+            writer.add_key_value("split.tensors.count", len(names), gguf.GGUFValueType.INT32)
+        for name in names[part * per_part : (part + 1) * per_part]:
+            kind, data, _ = tensors[name]
+            writer.add_tensor(name, data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        paths.append(path)
+    return paths if parts > 1 else paths[0]
+
+
+def _write_keys(writer, fields, changes):
+    for name, field in fields.items():
+        if name in changes:
+            continue
+        kind, *inner = field.types
+        writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
+    for name, value in changes.items():
+        if value is not None:
+            kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
+            writer.add_key_value(name, value, kind)
