@@ -30,7 +30,7 @@ class EmbeddingRows:
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
     def fill(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Write the rows of `tokens` to out, float32[n, n_embd]. UsageError for an id not in the vocabulary."""
+        """Write rows of `tokens` to out, float32[n, n_embd]. UsageError for an id not in the vocabulary."""
         for token, target in zip(tokens, out, strict=True):
             target[:] = self._row(token)
 

@@ -64,8 +64,8 @@ def load(
     arena        where weights lie: "memfd" or "anon"
     on_progress  called as on_progress(stage, done, total): "compile" counts kernels, "load" bytes
 
-    Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError or
-    NodeDied where a node process fails. Close the model, or use it in a `with` statement.
+    Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError
+    or NodeDied where a node process fails. Close the model, or use it in a `with` statement.
     """
     file = open_gguf(path)
     plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)

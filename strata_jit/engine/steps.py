@@ -27,7 +27,8 @@ class Stepper:
         self._pool, self._model, self._embedding = pool, model, embedding
         self.chunk = chunk
         self._x = pool.buffer(model.x, np.dtype(np.float32)).reshape(-1, model.x_stride // 4)
-        self._logits = pool.buffer(model.logits, np.dtype(np.float32)).reshape(-1, model.logits_stride // 4)
+        logits: NDArray[np.float32] = pool.buffer(model.logits, np.float32)
+        self._logits = logits.reshape(-1, model.logits_stride // 4)
         self._n_ops = len(model.program.ops)
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
         pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes

@@ -70,8 +70,7 @@ class Budget:
 
     def length(self, length: int) -> None:
         """A value of this length is about to be made."""
-        if length > self._bounds.length:
-            raise LimitError(f"it would make a text or list longer than {self._bounds.length}")
+        self._check_length(length)
         self._total -= length
         if self._total < 0:
             raise LimitError(f"it made texts and lists of more than {self._bounds.total_length} together")
@@ -100,10 +99,16 @@ class Budget:
         if id(value) in self._weights:
             return self._weights[id(value)][0]
         items = chain(value.keys(), value.values()) if isinstance(value, dict) else value
-        weight = _ITEM_WEIGHT + sum(map(self.weigh, items))
+        weight = _ITEM_WEIGHT + self.weigh_together(items)
         if weight >= _SMALL:
-            self.length(weight)
+            self.length(_flat_weight(value))
             self._weights[id(value)] = (weight, value)
+        return weight
+
+    def weigh_together(self, values: Iterable[Any]) -> int:
+        """Weight of values that are, or may become, the items of one container."""
+        weight = sum(map(self.weigh, values))
+        self._check_length(weight)
         return weight
 
     def operation(self, operator: str, left: Any, right: Any) -> None:
@@ -139,6 +144,10 @@ class Budget:
         elif name not in ("split", "rsplit", "find", "count", "index", "startswith", "endswith"):
             check_widths(args)
         return args
+
+    def _check_length(self, length: int) -> None:
+        if length > self._bounds.length:
+            raise LimitError(f"it would make a text or list longer than {self._bounds.length}")
 
     def replacement(self, text: Any, old: Any, new: Any) -> None:
         """Every `old` in `text` is about to become `new`."""

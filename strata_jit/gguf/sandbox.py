@@ -86,7 +86,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
             args = __self._budget.method(owner, method.__name__, args)
-        __self._budget.weigh((args, kwargs))  # a macro sees them as containers
+        __self._budget.weigh_together((*args, *kwargs.values()))  # a macro may keep them as a tuple
         return __self._weighed(super().call(__context, __obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

@@ -4,8 +4,8 @@ Owns the reading of octet payloads (`kernels/layout.py` has the byte layout) for
 exact integer block sums against int8 activations, and the unpacking into scaled int16 for many tokens.
 Knows no loop over blocks, no float and no instruction set: see `kernels/dot.py` and `kernels/isa/`.
 
-Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in bytes 4r .. 4r+3); a sub-block is
-32 columns, V_0 .. V_7. Activations `pairs`: per 32 columns 32 bytes a, then 32 bytes |a|.
+Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in bytes 4r .. 4r+3); a sub-block
+is 32 columns, V_0 .. V_7. Activations `pairs`: per 32 columns 32 bytes a, then 32 bytes |a|.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ FORMATS = {
 }
 
 
-# --- weights of a sub-block -------------------------------------------------------------------------------------
+# --- weights of a sub-block ---------------------------------------------------------------------------
 
 
 def _nibbles(b, address, offset):

@@ -98,7 +98,7 @@ def _accumulate(b, integers, scale, acc, negate=False):
 
 @intrinsic(prefer_literal=True)
 def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
-    """acc plus one block: `head` its d (and dmin), `d` the activation scale, `sums` int16 sums (min types)."""
+    """acc plus one block: `head` its d (and dmin), `d` the activation scale, `sums` int16 sums (for mins)."""
     if not _literals(name, isa):
         return None
     type_name, target = name.literal_value, ISAS[isa.literal_value]
@@ -139,7 +139,7 @@ def block_unpack(typingctx, name, isa, payload, target_address):
 
 
 def _tile_sums(b, target, fmt, unpacked, activations):
-    """Integer sums [octet][token] of one block: 2 octets x the given activation addresses (a16 of the block)."""
+    """Integer sums [octet][token] of one block: 2 octets x the activations' addresses (a16 of the block)."""
     n_tok = len(activations)
     sums = [[cgutils.alloca_once_value(b, const(V8I32, 0)) for _ in range(n_tok)] for _ in range(2)]
     for row in sums:
@@ -226,8 +226,8 @@ def prefetch(typingctx, address):
 
 
 # --- kernels ----------------------------------------------------------------------------------------------
-# Each loop is an overload on the literal type and ISA names, so that what Numba caches (the C callbacks at the
-# end) closes over two strings alone: a dispatcher in a closure would change the cache key in every process.
+# Each loop is an overload on the literal type and ISA names, so that what Numba caches (the C callbacks at
+# the end) closes over two strings alone: a dispatcher in a closure would change the cache key every time.
 
 
 def one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):

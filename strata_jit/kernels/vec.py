@@ -51,7 +51,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, fe_type.llvm)
 
 
-# --- emission helpers, shared with kernels/isa and kernels/dot ------------------------------------------------
+# --- emission helpers, shared with kernels/isa and kernels/dot --------------------------------------------
 
 
 def const(llvm_type, values):
@@ -146,7 +146,7 @@ def emit_f32_to_half(context, b, value):
     return b.trunc(b.or_(half, sign), vector(I16, n))
 
 
-# --- loads and stores ---------------------------------------------------------------------------------------
+# --- loads and stores -------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -196,7 +196,8 @@ def f16_bits(typingctx, value):
     """uint16 bits of one float32 rounded to f16 (nearest even)."""
 
     def codegen(context, b, signature, args):
-        one = b.insert_element(ir.Constant(vector(F32, 1), [ir.Constant(F32, 0.0)]), args[0], ir.Constant(I32, 0))
+        zero = const(vector(F32, 1), 0.0)
+        one = b.insert_element(zero, args[0], ir.Constant(I32, 0))
         return b.extract_element(emit_f32_to_half(context, b, one), ir.Constant(I32, 0))
 
     return types.uint16(types.float32), codegen
@@ -228,7 +229,7 @@ load_i32, store_i32 = _scalar_access(types.int32, I32)
 load_u16, store_u16 = _scalar_access(types.uint16, I16)
 
 
-# --- arithmetic ---------------------------------------------------------------------------------------------
+# --- arithmetic -------------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -425,7 +426,7 @@ def call8(typingctx, address, a0, a1, a2, a3, a4, a5, a6, a7):
     return _call(8)
 
 
-# --- words of the structures in `abi`, and of an op's arguments ---------------------------------------------
+# --- words of the structures in `abi`, and of an op's arguments -------------------------------------------
 
 
 @intrinsic
@@ -454,7 +455,7 @@ def _word_pointer(b, args, llvm_type):
     return b.gep(b.inttoptr(base, llvm_type.as_pointer()), [index])
 
 
-# --- lanes in other places ----------------------------------------------------------------------------------
+# --- lanes in other places --------------------------------------------------------------------------------
 
 
 def _two_vector_shuffle(lanes, doc):
@@ -475,7 +476,7 @@ zip_low8 = _two_vector_shuffle([0, 8, 1, 9, 2, 10, 3, 11], "x0 y0 x1 y1 x2 y2 x3
 zip_high8 = _two_vector_shuffle([4, 12, 5, 13, 6, 14, 7, 15], "x4 y4 x5 y5 x6 y6 x7 y7.")
 
 
-# --- magnitudes and integers --------------------------------------------------------------------------------
+# --- magnitudes and integers ------------------------------------------------------------------------------
 
 
 def _emit_max_magnitude(b, x, y):

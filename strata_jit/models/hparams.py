@@ -89,6 +89,8 @@ def _check(file: GGUFFile, h: Hparams) -> None:
 
     if h.n_layer <= 0:
         raise fault("nextn_predict_layers", h.n_nextn, "fewer than block_count")
+    if h.n_embd % 8:
+        raise fault("embedding_length", h.n_embd, "a multiple of 8")
     if h.n_head_kv <= 0 or h.n_head % h.n_head_kv:
         raise fault("attention.head_count_kv", h.n_head_kv, f"a divisor of head_count {h.n_head}")
     if h.head_dim <= 0 or h.head_dim % 8:

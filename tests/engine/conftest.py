@@ -19,4 +19,3 @@ def request_golden(request):
         return pytest.skip(f"golden model {name} is not part of the project: give --golden DIR")
 
     return find
-

@@ -10,7 +10,9 @@ SKIPPED = ("GGUF.", "general.architecture")
 
 def read_tensors(path):
     """name -> (gguf type, uint8 data as the file holds it, NumPy shape in elements)."""
-    return {t.name: (t.tensor_type, t.data.copy(), t.shape.tolist()[::-1]) for t in gguf.GGUFReader(path).tensors}
+    return {
+        t.name: (t.tensor_type, t.data.copy(), t.shape.tolist()[::-1]) for t in gguf.GGUFReader(path).tensors
+    }
 
 
 def quantized(rng, name, shape, scale=0.02):

@@ -41,8 +41,10 @@ def test_workers_and_chunks(golden, baseline, workers, chunk):
     compare(golden, baseline, workers=workers, chunk=chunk)
 
 
-@pytest.mark.parametrize(("slices", "workers", "chunk"), [(2, 0, 1), (2, 1, 7), (2, 4, 64), (3, 2, 1), (3, 4, 7),
-                                                         (4, 3, 64), (4, 4, 1)])  # fmt: skip
+SLICES = [(2, 0, 1), (2, 1, 7), (2, 4, 64), (3, 2, 1), (3, 4, 7), (4, 3, 64), (4, 4, 1)]
+
+
+@pytest.mark.parametrize(("slices", "workers", "chunk"), SLICES)
 def test_slices(golden, baseline, slices, workers, chunk):
     compare(golden, baseline, workers=workers, chunk=chunk, numa_pool="test", test_slices=slices)
 

@@ -46,7 +46,9 @@ def expected(path, layer, x, ids, weights, resident=()):
 def batch(n, rng=None, n_expert=10, n_used=4, n_embd=256):
     rng = rng or np.random.default_rng(n)
     x = rng.standard_normal((n, n_embd)).astype(np.float32)
-    ids = np.stack([rng.permutation(n_expert)[:n_used] for _ in range(n)]) if n else np.zeros((0, n_used), int)
+    ids = (
+        np.stack([rng.permutation(n_expert)[:n_used] for _ in range(n)]) if n else np.zeros((0, n_used), int)
+    )
     return x, ids, rng.uniform(0.1, 1, (n, n_used)).astype(np.float32)
 
 

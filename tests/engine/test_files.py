@@ -126,7 +126,9 @@ def test_leftover_tensor_is_refused(tmp_path, source, tensors):
 
 def test_wrong_shape_is_named(tmp_path, source, tensors):
     changed = tensors | {"blk.0.attn_q.weight": quantized(np.random.default_rng(0), "Q8_0", (128, 256))}
-    with pytest.raises(strata_jit.ModelError, match=r"blk\.0\.attn_q\.weight: found shape 256 x 128, expected 256 x 256"):
+    with pytest.raises(
+        strata_jit.ModelError, match=r"blk\.0\.attn_q\.weight: found shape 256 x 128, expected 256 x 256"
+    ):
         strata_jit.load(write(tmp_path / "shape.gguf", source, changed))
 
 

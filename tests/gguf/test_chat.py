@@ -243,6 +243,15 @@ def test_large_conversation_is_within_bounds() -> None:
     assert len(render_chat(template, messages)) > 2_500_000
 
 
+def test_looking_at_all_messages_for_each_is_within_bounds() -> None:
+    template = (
+        "{% macro n_users(all) %}{{ all | selectattr('role', 'eq', 'user') | list | length }}{% endmacro %}"
+        "{% for m in messages %}{{ n_users(messages[loop.index0:]) }}{{ n_users(messages) }} {% endfor %}"
+    )
+    messages = [{"role": "user", "content": "word " * 2000}] * 400
+    assert render_chat(template, messages).startswith("400400 399400 ")
+
+
 def test_sandbox_renders_as_jinja_alone() -> None:
     plain = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
