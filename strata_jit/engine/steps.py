@@ -27,7 +27,7 @@ class Stepper:
         self._pool, self._model, self._embedding = pool, model, embedding
         self.chunk = chunk
         self._x = pool.buffer(model.x, np.dtype(np.float32)).reshape(-1, model.x_stride // 4)
-        logits: NDArray[np.float32] = pool.buffer(model.logits, np.float32)
+        logits: NDArray[np.float32] = pool.buffer(model.logits, np.dtype(np.float32))
         self._logits = logits.reshape(-1, model.logits_stride // 4)
         self._n_ops = len(model.program.ops)
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
@@ -51,8 +51,8 @@ class Stepper:
         rows[want, 3] = 1
         pool.out_rows[: len(want)] = want
         pool.run(0, self._n_ops, n, len(want))
-        logits: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
-        return logits
+        view: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
+        return view
 
     def prompt(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run a prompt from position 0, chunk by chunk; logits float32[n_vocab] after its last token."""

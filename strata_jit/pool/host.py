@@ -102,7 +102,7 @@ class Pool:
 
         Rows, output rows, KV table and buffers belong to the team until `wait` returns.
         """
-        memory = self._open_memory()
+        self._open_memory()
         if self._pending:
             raise PoolError("a step is running already: wait for it before the next one")
         if not 0 <= first_op <= first_op + n_ops <= len(self.spec.program.ops):
@@ -111,12 +111,14 @@ class Pool:
             raise PoolError(
                 f"found {n_rows} rows, {n_out} outputs; expected at most {self.spec.max_rows} rows"
             )
-        self._block[[abi.STEP_FIRST_OP, abi.STEP_N_OPS]] = first_op, n_ops
-        self._block[[abi.STEP_N_ROWS, abi.STEP_N_OUT]] = n_rows, n_out
-        self._pending = True
+        block = self._block
+        block[abi.STEP_FIRST_OP] = first_op
+        block[abi.STEP_N_OPS] = n_ops
+        block[abi.STEP_N_ROWS] = n_rows
+        block[abi.STEP_N_OUT] = n_out
         self._step = (self._step + 1) & WORD_32
-        for node in self.spec.nodes:
-            futex_bump(memory.address + self._layout.node(node.node) + sync_abi.SYNC_EPOCH)
+        self._pending = True
+        self._publish()
 
     def wait(self) -> None:
         """Wait for the submitted step; an interrupt leaves it running, and `wait` may be called again."""
@@ -133,6 +135,7 @@ class Pool:
             if self._done[0] == self._step:
                 break
             self._check_alive()
+            self._publish()  # an interrupt may have come between two nodes
         self._pending = False
 
     def run(self, first_op: int, n_ops: int, n_rows: int, n_out: int) -> None:
@@ -197,6 +200,9 @@ class Pool:
         self._stop: Int64Array = memory.view(control.STOP, 1)
         self._done: Int64Array = memory.view(control.DONE, 1)
         self._block: Int64Array = memory.view(control.STEP, abi.STEP_WORDS)
+        words = [layout.node(node.node) + sync_abi.SYNC_EPOCH for node in self.spec.nodes]
+        self._epochs: list[tuple[int, Int64Array]]
+        self._epochs = [(memory.address + word, memory.view(word, 1)) for word in words]
         self.rows: Int64Array = memory.view(layout.rows, (self.spec.max_rows, abi.ROW_WORDS))
         self.out_rows: Int64Array = memory.view(layout.out_rows, self.spec.max_rows)
         self.kv_table: Int64Array = memory.view(layout.kv_table, (self.spec.n_seq, self.spec.kv_blocks))
@@ -262,6 +268,12 @@ class Pool:
             raise PoolError("the pool is closed")
         return self._memory
 
+    def _publish(self) -> None:
+        """Give the step to every node that does not have it yet."""
+        for address, epoch in self._epochs:
+            if epoch[0] != self._step:
+                futex_bump(address)
+
     def _check_alive(self) -> None:
         dead = first_dead(self._processes)
         if dead is not None:
@@ -282,9 +294,10 @@ class Pool:
 
     def _release(self) -> None:
         if self._memory is not None:
+            for view in ("_stop", "_done", "_block", "_epochs", "rows", "out_rows", "kv_table"):
+                self.__dict__.pop(view, None)  # a view would keep the memory
             self._memory.close()
             self._memory = None
-            del self._stop, self._done, self._block, self.rows, self.out_rows, self.kv_table
         if self._control_fd >= 0:
             os.close(self._control_fd)
             self._control_fd = -1

@@ -26,8 +26,19 @@ class _Timespec(ctypes.Structure):
     _fields_ = [("tv_sec", ctypes.c_int64), ("tv_nsec", ctypes.c_int64)]
 
 
+_NUMBER = FUTEX_SYSCALL.get(platform.machine(), -1)
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = [
+    ctypes.c_long,  # number of the call
+    ctypes.c_void_p,  # futex word
+    ctypes.c_int,  # command
+    ctypes.c_uint32,  # value
+    ctypes.c_void_p,  # timeout, or how many to wake at the second word
+    ctypes.c_void_p,  # second word
+    ctypes.c_uint32,  # value 3
+]
 
 
 def current_cpu() -> int:
@@ -37,22 +48,12 @@ def current_cpu() -> int:
 
 def futex_supported() -> bool:
     """Whether this machine's futex call is known: 64-bit Linux on a common architecture."""
-    return sys.platform == "linux" and platform.machine() in FUTEX_SYSCALL and sys.maxsize > 2**32
+    return sys.platform == "linux" and _NUMBER >= 0 and sys.maxsize > 2**32
 
 
-def _futex(address: int, command: int, value: int, arg4: object, address2: int, value3: int) -> int:
-    number = FUTEX_SYSCALL.get(platform.machine())
-    if number is None:
-        raise TopologyError(f"futex calls on {platform.machine()!r} are not known, expected 64-bit Linux")
-    result: int = _libc.syscall(
-        ctypes.c_long(number),
-        ctypes.c_void_p(address + FUTEX_SHIFT),
-        ctypes.c_int(command),
-        ctypes.c_uint32(value),
-        arg4,
-        ctypes.c_void_p(address2),
-        ctypes.c_uint32(value3),
-    )
+def _futex(address: int, command: int, value: int, arg4: int, address2: int, value3: int) -> int:
+    word = address + FUTEX_SHIFT
+    result: int = _libc.syscall(_NUMBER, word, command, value, arg4, address2, value3)
     if result < 0:
         code = ctypes.get_errno()
         if code not in _MAY_RETURN:
@@ -67,12 +68,12 @@ def futex_wait(address: int, expected: int, timeout_s: float) -> None:
     """
     nanoseconds = int(timeout_s * 1e9)
     timeout = _Timespec(nanoseconds // 10**9, nanoseconds % 10**9)
-    _futex(address, FUTEX_WAIT, expected & 0xFFFFFFFF, ctypes.byref(timeout), 0, 0)
+    _futex(address, FUTEX_WAIT, expected & 0xFFFFFFFF, ctypes.addressof(timeout), 0, 0)
 
 
 def futex_wake(address: int) -> int:
     """Wake every sleeper of the futex word; returns how many there were."""
-    return _futex(address, FUTEX_WAKE, ALL_WAITERS, ctypes.c_void_p(0), 0, 0)
+    return _futex(address, FUTEX_WAKE, ALL_WAITERS, 0, 0, 0)
 
 
 def futex_bump(address: int) -> int:
@@ -80,6 +81,4 @@ def futex_bump(address: int) -> int:
 
     The kernel adds atomically, after everything that this thread has stored: Python itself has no such store.
     """
-    wake_at_second = ctypes.c_long(0)
-    word = address + FUTEX_SHIFT
-    return _futex(address, FUTEX_WAKE_OP, ALL_WAITERS, wake_at_second, word, _ADD_ONE)
+    return _futex(address, FUTEX_WAKE_OP, ALL_WAITERS, 0, address + FUTEX_SHIFT, _ADD_ONE)

@@ -152,6 +152,7 @@ def test_an_idle_pool_costs_no_cpu():
         assert cpu_s() - before <= 0.04  # under 2 % of a CPU, for both threads and the supervisor
 
 
+@pytest.mark.slow
 def test_twenty_pools_leave_nothing_behind():
     def resources():
         status = Path("/proc/self/status").read_text()
