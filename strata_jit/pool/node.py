@@ -34,6 +34,8 @@ from strata_jit.topology.affinity import allowed_cpus, pin_thread
 if TYPE_CHECKING:
     from strata_jit.kernels.compile import Kernels
 
+STACK_BYTES = 16 << 20
+"""Compiling recurses deeply, and the system's default for threads can be as low as 2 MiB."""
 HOST_CHECK_S = 1.0
 """The host's end may have been inherited by a process that it forked: its pid is looked at so often too."""
 
@@ -41,6 +43,7 @@ HOST_CHECK_S = 1.0
 def main() -> None:
     """`python -m strata_jit.pool.node CONTROL_FD SOCKET_FD`, started by `pool.process`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
+    threading.stack_size(STACK_BYTES)
     host = os.getppid()
     control_fd, socket_fd = (int(argument) for argument in sys.argv[1:])
     channel = Channel(socket.socket(fileno=socket_fd))
