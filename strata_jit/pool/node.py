@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,8 @@ def _serve(channel: Channel, requests: queue.SimpleQueue[Message], control_fd: i
 
 
 def _report(channel: Channel, kind: str, text: str) -> None:
-    channel.send({"type": "error", "kind": kind, "message": text})
+    with suppress(OSError):  # the host is gone, and so will this process be
+        channel.send({"type": "error", "kind": kind, "message": text})
 
 
 class Node:
@@ -254,7 +256,8 @@ def _load_kernels(node: Node, cache_path: Path) -> Kernels:
     conversions = sorted({conversion_of(t)[0] for t in matrices})
 
     def on_progress(done: int, total: int, name: str) -> None:
-        node.channel.send({"type": "progress", "done": done, "total": total, "name": name})
+        with suppress(OSError):  # no fault of compiling
+            node.channel.send({"type": "progress", "done": done, "total": total, "name": name})
 
     try:
         isa_name = isa.choose(node.spec.isa or "auto")
