@@ -1,4 +1,4 @@
-"""The whole program with a real model: it starts under odd conditions, ends well, and leaves nothing behind."""
+"""The whole program with a real model: odd starts, good endings, and nothing left behind."""
 
 import json
 import os

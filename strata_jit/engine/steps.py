@@ -42,6 +42,7 @@ class Stepper:
         Returns float32[len(want), n_vocab], a view that the next step overwrites.
         """
         n, model, pool = len(tokens), self._model, self._pool
+        pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
         rows = pool.rows[:n]
         rows[:, 0] = tokens

@@ -62,3 +62,18 @@ def test_logits(model, golden, cases, case):
     positions = cases[case]["logits_positions"]
     divergence = kl(np.load(golden / f"logits_{case}.npy"), found[positions])
     assert divergence.mean() <= 3 * cases[case]["float_vs_one"]["mean_kl"]
+
+
+def test_generation_after_an_interrupted_one(model, monkeypatch):
+    """An interrupt may come while a step runs: the next generation is not disturbed by it."""
+    prompt = model.chat("Name three rivers.")
+    truth = "".join(model.generate(prompt, max_tokens=8))
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model._pool, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            "".join(model.generate(prompt, max_tokens=8))
+    assert "".join(model.generate(prompt, max_tokens=8)) == truth
