@@ -20,7 +20,7 @@ from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
-from strata_jit.engine.setup import Progress, node_specs
+from strata_jit.engine.setup import Progress, check_pool_options, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.engine.steps import Stepper
 from strata_jit.engine.traffic import kernel_uses, weight_bytes_per_token
@@ -73,6 +73,7 @@ def load(
     file = open_gguf(path)
     plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
     chunk = DEFAULT_CHUNK if chunk is None else chunk
+    check_pool_options(spin_us, arena)
     if chunk < 1:
         raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
     n_ctx = _context(file, ctx)
@@ -109,6 +110,7 @@ class Model:
     ) -> None:
         self.tokenizer = tokenizer
         self.n_ctx = limits.n_ctx
+        self._is_open = True
         self._file, self._pool = file, pool
         self._embedding = EmbeddingRows(file, language_model.token_embd)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
@@ -127,6 +129,7 @@ class Model:
         that is empty or does not fit into the context.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_open()
         self._check_prompt(ids)
         if max_tokens < 0:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 0 or more")
@@ -142,11 +145,14 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token of `ids`, from an empty context: float32[n, n_vocab]."""
+        self._check_open()
         self._check_prompt(ids)
+        self._stepper.begin(None)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
 
     def close(self) -> None:
         """End the node processes and free all memory; may be called again."""
+        self._is_open = False
         self._pool.close()
         self._embedding.close()
 
@@ -161,6 +167,10 @@ class Model:
     def _mean_wait_ns(self) -> float:
         waits = self._pool.stats().wait_ns
         return sum(waits) / len(waits)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("the model is closed: load it again")
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:
