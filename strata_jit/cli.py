@@ -10,12 +10,12 @@ was asked to go, 130 interrupted. A reader of stdout that leaves early (`| head`
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -36,6 +36,7 @@ _NUMA_POOL = "STRATA_NUMA_POOL"
 _NUMA_POOL_VALUES = ("0", "1", "test")
 _SPIN_US = "STRATA_POOL_SPIN_US"
 _MAX_SPIN_US = 10**9
+_MAX_PROMPT_BYTES = 64 << 20
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -298,7 +299,10 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     if from_stdin and sys.stdin is None:
         raise UsageError("cannot read the prompt: stdin is closed")
     try:
-        raw = sys.stdin.buffer.read() if from_stdin else Path(str(prompt_file)).read_bytes()
+        with contextlib.nullcontext(sys.stdin.buffer) if from_stdin else open(str(prompt_file), "rb") as file:
+            raw = file.read(_MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read the prompt: {_os_error_text(error)}") from None
+    if len(raw) > _MAX_PROMPT_BYTES:
+        raise UsageError(f"the prompt is longer than {_MAX_PROMPT_BYTES} bytes: shorten it")
     return prompt_text(raw, "stdin" if from_stdin else str(prompt_file)).removesuffix("\n").removesuffix("\r")

@@ -72,14 +72,18 @@ class Decoding:
     @property
     def nodes(self):
         """Pids of the node processes."""
-        pid = self.process.pid
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children_of(self.process.pid)
 
     def end(self):
         """(exit code, stdout, stderr, seconds until the end)."""
         begin = time.monotonic()
         out, err = self.process.communicate(timeout=30)
         return self.process.returncode, self.first + out, err, time.monotonic() - begin
+
+
+def children_of(pid):
+    """Pids of the processes that the main thread of `pid` has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pids):
@@ -110,7 +114,9 @@ def test_interrupt_with_json_still_gives_the_document():
     process = subprocess.Popen(
         command("--json"), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(3)
+    while not children_of(process.pid):
+        time.sleep(0.01)
+    time.sleep(0.8)  # loading or decoding, whichever: the document says what is known
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, "Traceback" in err) == (130, False)
@@ -226,3 +232,24 @@ def test_truncated_cache_is_compiled_anew(cold_started, tmp_path, keep):
     found = run("--pool-workers", "0", XDG_CACHE_HOME=tmp_path / "cache")
     assert found.returncode == 0, found.stderr
     assert found.stdout == outcomes[0][1]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-"])
+def test_closed_standard_descriptors(closed):
+    shell = " ".join([*(f"'{part}'" for part in command(tokens=4)), closed])
+    found = subprocess.run(
+        ["bash", "-c", shell], env=environment(), capture_output=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_termination_ends_everything(number):
+    with Decoding() as decoding:
+        nodes = decoding.nodes
+        decoding.process.send_signal(number)
+        code, _, err, seconds = decoding.end()
+        assert code == 128 + number
+        assert "Traceback" not in err
+        assert seconds < END_S
+        wait_gone(nodes)

@@ -34,6 +34,10 @@ class EmbeddingRows:
         for token, target in zip(tokens, out, strict=True):
             target[:] = self._row(token)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
+
     def close(self) -> None:
         """Close the file, and let go of the pages that reading rows has left in the page cache."""
         if self._fd >= 0:

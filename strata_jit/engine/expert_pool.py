@@ -6,6 +6,7 @@ complement, the experts that the pool holds.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -55,7 +56,7 @@ class ExpertPool:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 1 or more")
         file = open_gguf(path)
         plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
-        resident = resident or {}
+        resident = _as_sets(resident or {})
         self._layers = layers = build_expert_layers(file, max_tokens, resident)
         self._max_tokens = max_tokens
         self._places = {layer: self._place(resident.get(layer, ())) for layer in layers.layers}
@@ -117,6 +118,7 @@ class ExpertPool:
         rows, chosen, factors = self._checked(x, ids, weights)
         n = len(rows)
         if n:
+            self._pool.drain()  # an interrupted wait may have left a step running
             self._x[:n] = rows
             self._y[:n] = 0
             self._ids[:n] = self._places[layer][chosen]
@@ -128,9 +130,9 @@ class ExpertPool:
         """The submitted layer's y, float32[n, n_embd], a new array. UsageError if nothing was submitted."""
         if self._pending is None:
             raise UsageError("wait: nothing was submitted")
-        if self._pending:
-            self._pool.wait()
         n, self._pending = self._pending, None
+        if n:
+            self._pool.wait()
         return self._y[:n].copy()
 
     def run(self, layer: int, x: ArrayLike, ids: ArrayLike, weights: ArrayLike) -> NDArray[np.float32]:
@@ -189,3 +191,10 @@ class ExpertPool:
                 f"expert id {outside[0]}: expected 0 to {self._layers.n_expert - 1}, or -1 for none"
             )
         return rows, chosen.astype(np.int64), factors
+
+
+def _as_sets(resident: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
+    try:
+        return {int(layer): frozenset(map(operator.index, ids)) for layer, ids in resident.items()}
+    except (TypeError, AttributeError):
+        raise UsageError("resident: expected a mapping from layers to expert ids") from None

@@ -70,11 +70,12 @@ class Generation(Iterator[str]):
         if self._max_tokens > 0:
             self._stepper.begin(self)
             begin = time.perf_counter()
-            logits = self._stepper.prompt(self._prompt)
+            logits = self._stepper.prompt(self, self._prompt)
             self._prompt_s = time.perf_counter() - begin
         while len(self._ids) < self._max_tokens:
             begin = time.perf_counter()
-            token = self._sampler.next(logits, self._history)
+            # rows beyond the tokenizer's vocabulary are padding
+            token = self._sampler.next(logits[: self._tokenizer.n_vocab], self._history)
             self._account(begin)
             if token in self._tokenizer.eog_ids:
                 reason = "eos"
@@ -102,9 +103,8 @@ class Generation(Iterator[str]):
 
     def _decode(self, token: int, position: int) -> NDArray[np.float32]:
         """One decoding step. Time that the caller takes between two pieces is not counted."""
-        self._stepper.check(self)
         begin, waited = time.perf_counter(), self._wait_ns()
-        logits: NDArray[np.float32] = self._stepper.step([token], position, [0])[0]
+        logits: NDArray[np.float32] = self._stepper.step(self, [token], position, [0])[0]
         self._waited_ns += self._wait_ns() - waited
         self._steps += 1
         self._account(begin)

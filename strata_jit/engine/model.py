@@ -5,6 +5,7 @@ The only place where file, machine, plan, program and pool meet.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from strata_jit.engine.setup import Progress, check_pool_options, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.engine.steps import Stepper
 from strata_jit.engine.traffic import kernel_uses, weight_bytes_per_token
-from strata_jit.errors import UsageError
+from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
 from strata_jit.models.language_model import LanguageModel, StepLimits
@@ -92,8 +93,17 @@ def load(
         arena=arena,
     )
     tokenizer = tokenizer or Tokenizer.from_gguf(file)
+    if tokenizer.n_vocab > language_model.n_vocab:
+        found = f"{language_model.n_vocab} rows"
+        raise ModelError.at(
+            file.path, "tensor token_embd.weight", found, f"{tokenizer.n_vocab}, a row a token"
+        )
     pool = Pool(spec, on_progress)
-    return Model(file, tokenizer, plan, limits, language_model, pool)
+    try:
+        return Model(file, tokenizer, plan, limits, language_model, pool)
+    except BaseException:
+        pool.close()
+        raise
 
 
 class Model:
@@ -128,9 +138,8 @@ class Model:
         An iterator of text pieces; afterwards `.result` holds token ids and figures. UsageError for a prompt
         that is empty or does not fit into the context.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._check_open()
-        self._check_prompt(ids)
+        ids = self._token_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         if max_tokens < 0:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 0 or more")
         return Generation(
@@ -146,9 +155,10 @@ class Model:
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token of `ids`, from an empty context: float32[n, n_vocab]."""
         self._check_open()
-        self._check_prompt(ids)
-        self._stepper.begin(None)
-        return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
+        tokens = self._token_ids(ids)
+        user = object()
+        self._stepper.begin(user)
+        return np.concatenate([part.copy() for part in self._stepper.all_logits(user, tokens)])
 
     def close(self) -> None:
         """End the node processes and free all memory; may be called again."""
@@ -171,6 +181,14 @@ class Model:
     def _check_open(self) -> None:
         if not self._is_open:
             raise UsageError("the model is closed: load it again")
+
+    def _token_ids(self, ids: Sequence[int]) -> list[int]:
+        try:
+            checked = [operator.index(token) for token in ids]
+        except TypeError:
+            raise UsageError("token ids: expected a sequence of integers") from None
+        self._check_prompt(checked)
+        return checked
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:

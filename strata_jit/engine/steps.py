@@ -5,6 +5,7 @@ Owns the step's inputs (embeddings, rows, KV table) and where its logits lie; kn
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -33,6 +34,7 @@ class Stepper:
         self._logits = logits.reshape(-1, model.logits_stride // 4)
         self._n_ops = len(model.program.ops)
         self._user: object | None = None
+        self._lock = threading.Lock()
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
         pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes
         for constant in model.constants:
@@ -43,19 +45,23 @@ class Stepper:
         """Give the sequence to `user`; whoever had it before is refused from now on."""
         self._user = user
 
-    def check(self, user: object) -> None:
-        """UsageError unless the sequence is still `user`'s: its keys and values are another's by now."""
-        if self._user is not user:
-            raise UsageError(
-                "another generation or logits() has begun on this model, which holds one sequence: "
-                "finish one before the next, or load the model twice"
-            )
-
-    def step(self, tokens: Sequence[int], position: int, want: Sequence[int]) -> NDArray[np.float32]:
+    def step(
+        self, user: object, tokens: Sequence[int], position: int, want: Sequence[int]
+    ) -> NDArray[np.float32]:
         """Run tokens at `position`, `position` + 1, ...; logits of the rows `want` (ascending).
 
-        Returns float32[len(want), n_vocab], a view that the next step overwrites.
+        Returns float32[len(want), n_vocab], a view that the next step overwrites. UsageError unless the
+        sequence is still `user`'s: its keys and values are another's by now.
         """
+        with self._lock:
+            if self._user is not user:
+                raise UsageError(
+                    "another generation or logits() has begun on this model, which holds one sequence: "
+                    "finish one before the next, or load the model twice"
+                )
+            return self._run(tokens, position, want)
+
+    def _run(self, tokens: Sequence[int], position: int, want: Sequence[int]) -> NDArray[np.float32]:
         n, model, pool = len(tokens), self._model, self._pool
         pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
@@ -70,18 +76,18 @@ class Stepper:
         view: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
         return view
 
-    def prompt(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def prompt(self, user: object, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run a prompt from position 0, chunk by chunk; logits float32[n_vocab] after its last token."""
         logits = self._logits[:0]
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
-            logits = self.step(part, start, [len(part) - 1] if last else [])
+            logits = self.step(user, part, start, [len(part) - 1] if last else [])
         last_row: NDArray[np.float32] = logits[0]
         return last_row
 
-    def all_logits(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+    def all_logits(self, user: object, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Logits after every token, float32[m, n_vocab] for each chunk of m tokens."""
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
-            yield self.step(part, start, range(len(part)))
+            yield self.step(user, part, start, range(len(part)))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-MAX_SOURCE_LENGTH = 1 << 20
+MAX_SOURCE_LENGTH = 1 << 17
+"""Characters; real templates have some 20,000, and Jinja's compiler knows no deadline."""
 _MAX_WIDTH = 1_000
 _MAX_INT_BITS = 100_000
 # "%*d", "%100000d"; "{:{width}}", "{:100000}"

@@ -32,6 +32,8 @@ from strata_jit.gguf.limits import (
 _COUNTED = "strata_counted"
 _CONCATENATED = "strata_concatenated"
 _WEIGHED = "strata_weighed"
+# filters for web pages, whose time grows faster than their input: no chat template needs them
+_OF_WEB_PAGES = ("urlize", "striptags", "xmlattr")
 # filters whose result can be longer than their input by their other arguments
 _WIDENING = ("batch", "center", "indent", "round", "slice", "tojson", "truncate", "wordwrap")
 
@@ -51,6 +53,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # random text of any length
         self.globals["namespace"] = _Namespace
         self.filters.update(filters)
+        for name in _OF_WEB_PAGES:
+            del self.filters[name]
         for name in _WIDENING:
             self.filters[name] = _checked_widening(self._budget, self.filters[name])
         self.filters["replace"] = _checked_replace(self._budget, self.filters["replace"])

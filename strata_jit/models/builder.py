@@ -110,6 +110,14 @@ class ProgramBuilder:
             pair = None
         return self._matrix(name, (n_cols, n_rows, n_expert), pair, chosen)
 
+    def embedding(self, name: str, n_cols: int) -> TensorInfo:
+        """A matrix whose rows are read from the file one by one, by the host."""
+        info = self.file.tensor(name)
+        if len(info.shape) != 2 or info.n_cols != n_cols or not info.n_rows:
+            raise self._shape_fault(info, (n_cols, "n_vocab"))
+        self._store_type(info)
+        return info
+
     def act_kind(self, tensor: int) -> str:
         """Activation kind that the tensor's dot kernel reads."""
         store = self.store_type(tensor)
@@ -125,6 +133,8 @@ class ProgramBuilder:
         info = self.file.tensor(name)
         if info.shape != shape:
             raise self._shape_fault(info, shape)
+        if 0 in shape:
+            raise ModelError.at(self.file.path, f"tensor {name}", "no elements", "a matrix")
         store = self._store_type(info)
         if self.file.tensor(name).n_cols % STORE_TYPES["F32" if store == "auto-f32" else store].block_cols:
             raise ModelError(
@@ -173,7 +183,7 @@ class ProgramBuilder:
         self._ids[info.name] = tensor
         return tensor
 
-    def _shape_fault(self, info: TensorInfo, expected: Sequence[int]) -> ModelError:
+    def _shape_fault(self, info: TensorInfo, expected: Sequence[object]) -> ModelError:
         found, wanted = (" x ".join(map(str, shape)) for shape in (info.shape, expected))
         return ModelError.at(self.file.path, f"tensor {info.name}", f"shape {found}", wanted)
 

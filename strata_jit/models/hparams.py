@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 
-T = TypeVar("T")
-D = TypeVar("D")
+MAX_CONTEXT = 1 << 24
+"""Positions; angles of rotary embeddings lose their digits far beyond what any model is made for."""
+GATING_DEFAULT, GATING_SOFTMAX = 0, 1
+"""Values of `expert_gating_func` that these families run; llama.cpp's llama-hparams.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Hparams:
     rope_factor: float
     """Positions are divided by it (linear scaling); 1 = none."""
     expert_weights_scale: float
+    attention_scale: float
+    """Factor of the scores: 1 / sqrt(head_dim) unless the file says otherwise."""
 
 
 def read_hparams(file: GGUFFile) -> Hparams:
@@ -57,11 +60,12 @@ def read_hparams(file: GGUFFile) -> Hparams:
         n_rot=file.get(key("rope.dimension_count"), int, head_dim),
         n_expert=file.get(key("expert_count"), int, 0),
         n_expert_used=file.get(key("expert_used_count"), int, 0),
-        n_ctx_train=_positive(file, key("context_length")),
-        eps=file.get(key("attention.layer_norm_rms_epsilon"), float),
-        rope_base=file.get(key("rope.freq_base"), float, 10000.0),
+        n_ctx_train=min(_positive(file, key("context_length")), MAX_CONTEXT),
+        eps=_in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
+        rope_base=_in_range(file, key("rope.freq_base"), 10000.0, 1.0, 1e15),
         rope_factor=_rope_factor(file, arch),
-        expert_weights_scale=file.get(key("expert_weights_scale"), float, 1.0) or 1.0,
+        expert_weights_scale=_in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
+        attention_scale=_in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
     )
     _check(file, hparams)
     return hparams
@@ -74,13 +78,20 @@ def _positive(file: GGUFFile, key: str) -> int:
     return value
 
 
+def _in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
+    value = file.get(key, float) if default is None else file.get(key, float, default)
+    if not low <= value <= high:  # a NaN is in no range
+        raise ModelError.at(file.path, key, str(value), f"{low:g} to {high:g}")
+    return value
+
+
 def _rope_factor(file: GGUFFile, arch: str) -> float:
     kind = file.get(f"{arch}.rope.scaling.type", str, "none")
     if kind not in ("none", "linear"):
         raise ModelError(
             f"{file.path}: rope scaling {kind!r} is not supported for {arch} (supported: none, linear)"
         )
-    return file.get(f"{arch}.rope.scaling.factor", float, 1.0) if kind == "linear" else 1.0
+    return _in_range(file, f"{arch}.rope.scaling.factor", 1.0, 1e-3, 1e6) if kind == "linear" else 1.0
 
 
 def _check(file: GGUFFile, h: Hparams) -> None:
@@ -104,6 +115,14 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise ModelError(f"{found}; strata-jit runs mixture-of-experts models")
     if not 0 < h.n_expert_used <= h.n_expert:
         raise fault("expert_used_count", h.n_expert_used, f"1 to expert_count {h.n_expert}")
+    gating = file.get(f"{h.arch}.expert_gating_func", int, GATING_DEFAULT)
+    if gating not in (GATING_DEFAULT, GATING_SOFTMAX):
+        raise fault(
+            "expert_gating_func", gating, f"softmax ({GATING_SOFTMAX}), the only router of this family"
+        )
+    shared = file.get(f"{h.arch}.expert_shared_count", int, 0)
+    if shared:
+        raise fault("expert_shared_count", shared, "0: shared experts are not supported for this family")
     window = file.get(f"{h.arch}.attention.sliding_window", int, 0)
     if window:
         raise fault("attention.sliding_window", window, "none: this family's windows are not supported")

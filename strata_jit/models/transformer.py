@@ -225,7 +225,7 @@ class Transformer:
             "work_scratch": self.work,
         }
         b.op("attn_prepare", f"{blk}attn_prepare", common)
-        partial = {"partial": self.partial, "partial_blocks": self.kv_blocks, "scale": h.head_dim**-0.5}
+        partial = {"partial": self.partial, "partial_blocks": self.kv_blocks, "scale": h.attention_scale}
         b.op("attention", f"{blk}attention", common | partial)
 
     def moe(self, layer: int) -> None:
@@ -253,7 +253,7 @@ class Transformer:
     def finish(self) -> LanguageModel:
         """Output norm and head; then the whole model."""
         h, b = self.h, self.b
-        embd = self.file.tensor("token_embd.weight")
+        embd = b.embedding("token_embd.weight", h.n_embd)
         n_vocab = embd.n_rows
         head = b.matrix("output.weight" if b.has("output.weight") else embd.name, h.n_embd, n_vocab)
         act = self.act("act", h.n_embd, [head])

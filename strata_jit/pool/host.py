@@ -69,6 +69,7 @@ class Pool:
         if not futex_supported():
             raise TopologyError("this machine has no futex call that is known here, expected 64-bit Linux")
         self._progress: Progress = on_progress or (lambda stage, done, total: None)
+        self._owner = os.getpid()
         self._processes: list[NodeProcess] = []
         self._answers: dict[tuple[int, str], Message] = {}
         self._cache: KernelCache | None = None
@@ -87,6 +88,11 @@ class Pool:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # a pool that nobody closed; a start that failed has closed itself
+        if getattr(self, "_processes", None):
+            self.close()
 
     # --- use --------------------------------------------------------------------------------------------
 
@@ -159,7 +165,14 @@ class Pool:
         return read_claims(self._open_memory(), self._layout, node, thread)
 
     def close(self) -> None:
-        """End the node processes and give all memory back; idempotent, and bounded in time."""
+        """End the node processes and give all memory back; idempotent, and bounded in time.
+
+        In a process forked from the one that made the pool only the copies here are given back.
+        """
+        if os.getpid() != self._owner:
+            self._processes = []
+            self._release()
+            return
         try:
             self._ask_to_stop()
             deadline = time.monotonic() + STOP_S

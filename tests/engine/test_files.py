@@ -155,3 +155,36 @@ def test_unsupported_architecture_is_named(tmp_path, source):
     (tmp_path / "arch.gguf").write_bytes(data)
     with pytest.raises(strata_jit.ModelError, match="architecture 'qwen9moe' is not supported"):
         strata_jit.load(tmp_path / "arch.gguf")
+
+
+HOSTILE_NUMBERS = [
+    ("qwen3moe.rope.freq_base", 0.0),
+    ("qwen3moe.rope.freq_base", -1e6),
+    ("qwen3moe.rope.freq_base", float("nan")),
+    ("qwen3moe.rope.freq_base", float("inf")),
+    ("qwen3moe.attention.layer_norm_rms_epsilon", float("nan")),
+    ("qwen3moe.attention.layer_norm_rms_epsilon", -1.0),
+    ("qwen3moe.expert_weights_scale", float("inf")),
+    ("qwen3moe.context_length", 0),
+    ("qwen3moe.expert_gating_func", 2),
+    ("qwen3moe.expert_shared_count", 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), HOSTILE_NUMBERS)
+def test_hostile_numbers_are_named(tmp_path, source, tensors, key, value):
+    with pytest.raises(strata_jit.ModelError, match=key):
+        strata_jit.load(write(tmp_path / "odd.gguf", source, tensors, {key: value}))
+
+
+@pytest.mark.parametrize("shape", [(2048, 1), (2048, 512), (1999, 256), (2, 2048, 256)])
+def test_embedding_of_another_shape_is_named(tmp_path, source, tensors, shape):
+    changed = tensors | {"token_embd.weight": quantized(np.random.default_rng(0), "F32", shape)}
+    with pytest.raises(strata_jit.ModelError, match=r"token_embd\.weight|output\.weight"):
+        strata_jit.load(write(tmp_path / "embd.gguf", source, changed))
+
+
+def test_embedding_of_unsupported_type_is_named(tmp_path, source, tensors):
+    changed = tensors | {"token_embd.weight": quantized(np.random.default_rng(0), "Q5_1", (2048, 256))}
+    with pytest.raises(strata_jit.ModelError, match=r"token_embd\.weight.*Q5_1 is not supported"):
+        strata_jit.load(write(tmp_path / "embd.gguf", source, changed))

@@ -15,6 +15,7 @@ class FakeTokenizer:
     """What a generation asks of a tokenizer."""
 
     eog_ids = frozenset({EOS})
+    n_vocab = 8
 
     def token_bytes(self, token):
         return VOCABULARY[token]
@@ -33,13 +34,11 @@ class FakeStepper:
     def begin(self, user):
         self.user = user
 
-    def check(self, user):
-        assert user is self.user
-
-    def prompt(self, tokens):
+    def prompt(self, user, tokens):
         return self._logits()
 
-    def step(self, tokens, position, want):
+    def step(self, user, tokens, position, want):
+        assert user is self.user
         self.steps.append((list(tokens), position))
         return self._logits()[None]
 

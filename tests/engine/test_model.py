@@ -1,5 +1,12 @@
 """The contract of a loaded model: one sequence at a time, closed is closed, options are checked."""
 
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
 import pytest
 
 import strata_jit
@@ -93,3 +100,57 @@ def test_token_ids_are_checked(model, token):
     with pytest.raises(strata_jit.UsageError, match=f"token id {token}: expected 0 to 2047"):
         model.logits([5, token])
     assert model.logits(PROMPT).shape == (4, 2048), "the model is still usable"
+
+
+@pytest.mark.parametrize("ids", [[1.5], [[1, 2]], "abc", [None]])
+def test_logits_want_integers(model, ids):
+    with pytest.raises(strata_jit.UsageError, match="expected a sequence of integers"):
+        model.logits(ids)
+
+
+def test_threads_that_share_a_model_do_not_mix(model):
+    truth = "".join(model.generate(PROMPT, max_tokens=30))
+    results = []
+
+    def generate():
+        try:
+            results.append("".join(model.generate(PROMPT, max_tokens=30)))
+        except strata_jit.UsageError:
+            results.append(None)
+
+    threads = [threading.Thread(target=generate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(results) <= {truth, None}
+    assert truth in results
+
+
+def test_model_that_nobody_closed_is_collected(path):
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), children.read_text()
+    model = strata_jit.load(path, ctx=16)
+    del model
+    gc.collect()
+    assert (len(os.listdir("/proc/self/fd")), children.read_text()) == before
+
+
+def test_a_forked_child_does_not_end_the_pool(path):
+    script = """
+import os, sys, strata_jit
+with strata_jit.load(sys.argv[1], ctx=16) as model:
+    before = model.logits([1, 2])
+    if os.fork() == 0:
+        model.close()
+        os._exit(0)
+    os.wait()
+    assert (model.logits([1, 2]) == before).all()
+"""
+    subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        check=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(strata_jit.__file__).parents[1])},
+    )
