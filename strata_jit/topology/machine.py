@@ -8,48 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from strata_jit.errors import TopologyError
 from strata_jit.topology.affinity import allowed_cpus
+from strata_jit.topology.description import (
+    Cache,
+    Core,
+    HugePagePool,
+    HugePages,
+    Limit,
+    Machine,
+    Node,
+    Package,
+)
+
+__all__ = [
+    "Cache",
+    "Core",
+    "HugePagePool",
+    "HugePages",
+    "Limit",
+    "Machine",
+    "Node",
+    "Package",
+    "read_machine",
+]
 
 CPU_DIR = "sys/devices/system/cpu"
 NODE_DIR = "sys/devices/system/node"
 CGROUP_DIR = "sys/fs/cgroup"
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A physical core with at least one allowed CPU."""
-
-    package: int
-    core_id: int
-    cpus: tuple[int, ...]
-    """Its allowed CPUs, ascending: SMT siblings that may not be used are left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A NUMA node with at least one CPU that is online."""
-
-    node_id: int
-    cpus: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """CPUs by their Linux numbers, in ascending order of each core's first allowed CPU."""
-
-    allowed: frozenset[int]
-    cores: tuple[Core, ...]
-    nodes: tuple[Node, ...]
-    cpu_quota: int | None
-    """Whole CPUs' worth of time that the tightest cgroup allows, at least 1; None where nothing limits it."""
-
-    def node_of(self, cpu: int) -> int:
-        """NUMA node of a CPU; 0 where the machine does not say."""
-        return next((n.node_id for n in self.nodes if cpu in n.cpus), 0)
 
 
 def read_machine(root: Path | str = "/", allowed: frozenset[int] | None = None) -> Machine:
