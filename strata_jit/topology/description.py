@@ -183,7 +183,7 @@ class Machine:
     @property
     def hybrid(self) -> bool:
         """Whether there are performance and efficiency cores."""
-        return any(core.kind == "E" for core in (*self.cores, *self.other_cores))
+        return len({core.kind for core in (*self.cores, *self.other_cores)}) > 1
 
     def node_of(self, cpu: int) -> int:
         """NUMA node of a CPU; 0 where the machine does not say."""
