@@ -127,9 +127,8 @@ def _mounts(tree: Tree) -> list[Mount]:
     """Mounts that the process sees, then the usual places, for trees without a list of mounts."""
     mounts = [*_mountinfo(tree), *_mount_table(tree)]
     mounts += [Mount(path, "/", frozenset()) for path in DEFAULT_MOUNTS]
-    for controller in ("cpu", "cpuset", "memory"):
-        names = {controller, *(key for key in _joint_names(tree) if controller in key.split(","))}
-        mounts += [Mount(f"sys/fs/cgroup/{name}", "/", frozenset({controller})) for name in sorted(names)]
+    names = {"cpu", "cpu,cpuacct", "cpuset", "memory", *_joint_names(tree)}
+    mounts += [Mount(f"sys/fs/cgroup/{name}", "/", frozenset(name.split(","))) for name in sorted(names)]
     return mounts
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from strata_jit.errors import TopologyError
 from strata_jit.topology.cpulist import parse_cpulist, parse_cpumask
 
-MAX_BYTES = 2**22
-"""No file that is read whole is longer, but for cpuinfo of very large machines, which may be cut."""
+CHUNK_BYTES = 2**16
+"""Files below /proc/sys refuse reads of megabytes."""
+MAX_CHUNKS = 256
+"""A file that goes on is cut: none of the kernel's is longer."""
 _ID = re.compile(r"[0-9]{1,9}")
 _INT = re.compile(r"[+-]?[0-9]{1,30}")
 
@@ -33,10 +37,11 @@ class Tree:
     def read(self, path: str) -> str | None:
         """Text of a file without white space around it; None if it cannot be read."""
         try:
-            with open(self.root / path, "rb") as file:
-                return file.read(MAX_BYTES).decode("utf-8", "replace").strip(" \t\r\n\0")
+            with open(self.root / path, "rb", buffering=0) as file:
+                data = b"".join(islice(iter(partial(file.read, CHUNK_BYTES), b""), MAX_CHUNKS))
         except (OSError, ValueError):  # ValueError: a path with a null byte
             return None
+        return data.decode("utf-8", "replace").strip(" \t\r\n\0")
 
     def read_int(self, path: str) -> int | None:
         """A decimal number; None if there is none."""
