@@ -15,6 +15,7 @@ DIRECTORIES = {
     "tokenizers": "vocabularies with strings and their ids (*.gguf, *.inp, *.out)",
     "templates": "chat templates with conversations and what they render (*.jinja, *.json)",
     "models": "model files",
+    "topologies": "recorded machines with what hwloc reads of them (*.tar.bz2, *.console, *.xml)",
 }
 
 
@@ -55,3 +56,8 @@ def templates_dir(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def models_dir(request: pytest.FixtureRequest) -> Path:
     return directory(request, "models")
+
+
+@pytest.fixture
+def topologies_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "topologies")

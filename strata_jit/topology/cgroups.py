@@ -125,11 +125,14 @@ def _paths(tree: Tree) -> dict[str, str]:
 
 def _mounts(tree: Tree) -> list[Mount]:
     """Mounts that the process sees, then the usual places, for trees without a list of mounts."""
-    mounts = [*_mountinfo(tree), *_mount_table(tree)]
-    mounts += [Mount(path, "/", frozenset()) for path in DEFAULT_MOUNTS]
     names = {"cpu", "cpu,cpuacct", "cpuset", "memory", *_joint_names(tree)}
-    mounts += [Mount(f"sys/fs/cgroup/{name}", "/", frozenset(name.split(","))) for name in sorted(names)]
-    return mounts
+    usual = [Mount(path, "/", frozenset()) for path in DEFAULT_MOUNTS]
+    usual += [Mount(f"sys/fs/cgroup/{name}", "/", frozenset(name.split(","))) for name in sorted(names)]
+    # The first to name a place knows most: only mountinfo has the group that stands there.
+    by_path: dict[str, Mount] = {}
+    for mount in (*_mountinfo(tree), *_mount_table(tree), *usual):
+        by_path.setdefault(mount.path, mount)
+    return list(by_path.values())
 
 
 def _joint_names(tree: Tree) -> list[str]:

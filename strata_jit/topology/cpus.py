@@ -1,7 +1,8 @@
 """CPUs, cores, packages and caches as /sys/devices/system/cpu describes them.
 
-Owns which CPUs make a core and which cores a package. A core is what the kernel lists as thread siblings;
-where it lists none, the CPUs with equal package and core id; without any topology, each CPU.
+Owns which CPUs make a core and which cores a package. A core is what the kernel lists as thread siblings
+with equal core ids; where it lists none, the CPUs with equal package and core id; without any topology, each
+CPU.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _sibling_groups(places: dict[int, _Place]) -> list[tuple[int, ...]]:
         if cpu in taken:
             continue
         if place.siblings:
-            group = sorted(other for other in place.siblings - taken if cpu in places[other].siblings)
+            group = [other for other in sorted(place.siblings - taken) if _one_core(places, cpu, other)]
             groups[cpu] = group
             taken.update(group)
         elif place.package is None or place.core_id is None:
@@ -144,6 +145,11 @@ def _sibling_groups(places: dict[int, _Place]) -> list[tuple[int, ...]]:
         else:
             groups.setdefault((place.package, place.core_id), []).append(cpu)
     return sorted(tuple(group) for group in groups.values())
+
+
+def _one_core(places: dict[int, _Place], cpu: int, other: int) -> bool:
+    """Whether both are of one core. The two cores of a Bulldozer module are listed as siblings as well."""
+    return cpu in places[other].siblings and places[cpu].core_id == places[other].core_id
 
 
 def _package_numbers(places: dict[int, _Place]) -> dict[int, int]:

@@ -37,7 +37,7 @@ class Tree:
     def read(self, path: str) -> str | None:
         """Text of a file without white space around it; None if it cannot be read."""
         try:
-            with open(self.root / path, "rb", buffering=0) as file:
+            with open(self._at(path), "rb", buffering=0) as file:
                 data = b"".join(islice(iter(partial(file.read, CHUNK_BYTES), b""), MAX_CHUNKS))
         except (OSError, ValueError):  # ValueError: a path with a null byte
             return None
@@ -87,15 +87,19 @@ class Tree:
     def names(self, path: str) -> list[str]:
         """Names in a directory, sorted; none if it cannot be listed."""
         try:
-            return sorted(entry.name for entry in (self.root / path).iterdir())
+            return sorted(entry.name for entry in self._at(path).iterdir())
         except (OSError, ValueError):
             return []
 
     def exists(self, path: str) -> bool:
         try:
-            return (self.root / path).exists()
+            return self._at(path).exists()
         except (OSError, ValueError):
             return False
+
+    def _at(self, path: str) -> Path:
+        # A path that begins with a slash, as of a file system mounted at "/", would leave the root.
+        return self.root / path.lstrip("/")
 
     def _parsed(self, path: str, mask: bool) -> frozenset[int] | None:
         text = self.read(path)
