@@ -57,7 +57,8 @@ class Node:
     distances: tuple[int, ...] = ()
     """To every node, in the order of `Machine.nodes`; 10 to itself, 20 where the machine does not say."""
     mem_allowed: bool = True
-    """Whether this process may have memory there (Mems_allowed, cpuset)."""
+    """Whether this process may have memory there (Mems_allowed, cpuset). The kernel leaves out nodes without
+    memory as well, so ask `has_memory` first where the reason matters."""
     virtual: bool = False
     """The one node that stands for a machine whose kernel knows no NUMA nodes."""
 
