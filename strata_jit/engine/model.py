@@ -20,14 +20,14 @@ from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import KernelUse, ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
-from strata_jit.engine.setup import Progress, node_specs
+from strata_jit.engine.setup import Progress, model_sizes, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.engine.steps import Stepper
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.placement.plan import Plan, plan_nodes
+from strata_jit.placement import Plan, PlanOptions, plan
 from strata_jit.pool.host import Pool
 from strata_jit.pool.program import PoolSpec
 from strata_jit.topology.machine import read_machine
@@ -68,28 +68,32 @@ def load(
     or NodeDied where a node process fails. Close the model, or use it in a `with` statement.
     """
     file = open_gguf(path)
-    plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
+    options = PlanOptions(workers=workers, numa_pool=numa_pool, test_slices=test_slices)
+    machine = read_machine()
+    n_nodes = len(plan(machine, None, options).nodes)
     chunk = DEFAULT_CHUNK if chunk is None else chunk
     if chunk < 1:
         raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
     n_ctx = _context(file, ctx)
-    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=len(plan.nodes), reference=reference)
+    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=n_nodes, reference=reference)
     language_model = models.build(file, limits)
+    sizes = model_sizes(language_model.program, n_nodes, reference=reference)
+    planned = plan(machine, sizes, options)
     spec = PoolSpec(
         program=language_model.program,
-        nodes=node_specs(plan, language_model.program),
+        nodes=node_specs(planned, language_model.program),
         files=tuple(str(part) for part in file.parts),
         max_rows=limits.max_rows,
         n_seq=limits.n_seq,
         kv_blocks=language_model.kv_blocks,
         isa=isa,
         reference=reference,
-        spin_us=_spin(plan, spin_us),
+        spin_us=_spin(planned, spin_us),
         arena=arena,
     )
     tokenizer = Tokenizer.from_gguf(file)
     pool = Pool(spec, on_progress)
-    return Model(file, tokenizer, plan, limits, language_model, pool)
+    return Model(file, tokenizer, planned, limits, language_model, pool)
 
 
 class Model:
@@ -99,7 +103,7 @@ class Model:
         self,
         file: GGUFFile,
         tokenizer: Tokenizer,
-        plan: Plan,
+        planned: Plan,
         limits: StepLimits,
         language_model: LanguageModel,
         pool: Pool,
@@ -109,7 +113,7 @@ class Model:
         self._file, self._pool = file, pool
         self._embedding = EmbeddingRows(file, language_model.token_embd)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
-        self.info = _info(file, plan, language_model, pool)
+        self.info = _info(file, planned, language_model, pool)
 
     def chat(self, text: str, system: str | None = None) -> list[int]:
         """Token ids of a user's message in the model's chat template. UsageError if the file has none."""
@@ -177,19 +181,18 @@ def _context(file: GGUFFile, ctx: int | None) -> int:
     return ctx
 
 
-def _info(file: GGUFFile, plan: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:
-    first = plan.nodes[0].node
+def _info(file: GGUFFile, planned: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:
     nodes = tuple(
         NodeInfo(
             node=node.node,
             # the thread on the host's core is not counted as a worker
-            workers=node.threads - (node.node == first),
+            workers=node.threads - (i == 0),
             cpus=node.cpus or (),
             bytes=report.arena_bytes,
             placed_share=None,
             verified="unknown",
         )
-        for node, report in zip(plan.nodes, pool.nodes, strict=True)
+        for i, (node, report) in enumerate(zip(planned.nodes, pool.nodes, strict=True))
     )
     return ModelInfo(
         path=str(file.path),
@@ -198,11 +201,11 @@ def _info(file: GGUFFile, plan: Plan, model: LanguageModel, pool: Pool) -> Model
         load_s=pool.load_s,
         compile_s=pool.compile_s,
         weight_bytes_per_token=model.weight_bytes_per_token,
-        workers=plan.workers,
-        threads=plan.threads,
-        split_on=plan.split_on,
-        split_reason=plan.split_reason,
+        workers=planned.n_workers,
+        threads=planned.threads,
+        split_on=planned.split.on,
+        split_reason=planned.split.reason,
         nodes=nodes,
         kernels=tuple(KernelUse(use.op, use.variant) for use in pool.kernels),
-        warnings=plan.warnings + model.notes,
+        warnings=planned.warnings + model.notes,
     )
