@@ -3,6 +3,7 @@
 `plan(machine, sizes, options)` is the front door. Nothing here reads a file, a clock or the environment.
 """
 
+from strata_jit.placement.helpers import helper_cpus
 from strata_jit.placement.options import PlanOptions
 from strata_jit.placement.planner import plan
 from strata_jit.placement.records import NodePlan, Plan, Split, Worker
@@ -19,5 +20,6 @@ __all__ = [
     "Split",
     "Worker",
     "cut_rows",
+    "helper_cpus",
     "plan",
 ]
