@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strata_jit.engine.results import GenerationResult
     from strata_jit.engine.sample import Sampling
     from strata_jit.gguf.reader import GGUFFile
+    from strata_jit.gguf.tokenizer import Tokenizer
     from strata_jit.report import TextOutput
 
 _EXIT_INTERRUPTED = 130
@@ -175,9 +176,9 @@ def _answer(options: DecodeOptions, out: TextOutput) -> int:
 
     info = result = None
     try:
-        ids, n_ctx = _encode(options)
+        ids, n_ctx, tokenizer = _encode(options)
         sampling = _sampling(options)
-        with _load(options, n_ctx) as model:
+        with _load(options, n_ctx, tokenizer) as model:
             print_warnings(model.info)
             result = _stream(model, ids, sampling, options, out)
             info = model.info
@@ -216,7 +217,7 @@ def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
     return 0
 
 
-def _load(options: DecodeOptions, n_ctx: int) -> Model:
+def _load(options: DecodeOptions, n_ctx: int, tokenizer: Tokenizer | None = None) -> Model:
     from strata_jit.report import LoadProgress
 
     numa_pool, spin_us = read_environment(os.environ)
@@ -232,18 +233,21 @@ def _load(options: DecodeOptions, n_ctx: int) -> Model:
             test_slices=options.test_slices,
             spin_us=spin_us,
             arena=options.arena,
+            tokenizer=tokenizer,
             on_progress=progress,
         )
 
 
-def _encode(options: DecodeOptions) -> tuple[list[int], int]:
-    """The prompt's token ids, and the context to make room for."""
+def _encode(options: DecodeOptions) -> tuple[list[int], int, Tokenizer]:
+    """The prompt's token ids, the context to make room for, and the tokenizer."""
     from strata_jit.engine.prompt import choose_context, encode_prompt
+    from strata_jit.gguf.tokenizer import Tokenizer
 
     text = _read_prompt(options.prompt, options.prompt_file)
     gguf = _open_model(options.model)
-    ids = encode_prompt(gguf, text, options.system, options.raw)
-    return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx)
+    tokenizer = Tokenizer.from_gguf(gguf)
+    ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer)
+    return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx), tokenizer
 
 
 def _open_model(path: str) -> GGUFFile:

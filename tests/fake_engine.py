@@ -18,6 +18,7 @@ from typing import Any
 import strata_jit
 import strata_jit.engine.prompt
 import strata_jit.gguf.reader
+import strata_jit.gguf.tokenizer
 from strata_jit.engine.results import GenerationResult, KernelUse, ModelInfo, NodeInfo
 from strata_jit.errors import NodeDied
 
@@ -130,6 +131,18 @@ class FakeModel:
         return FakeGeneration(self._script, len(ids))
 
 
+TOKENIZER = object()
+"""The one that the command must build once and pass on."""
+
+
+class FakeTokenizer:
+    """Builds it."""
+
+    @staticmethod
+    def from_gguf(gguf: object) -> object:
+        return TOKENIZER
+
+
 @dataclass(frozen=True)
 class FakeGGUF:
     """A model file as far as `choose_context` reads it."""
@@ -143,7 +156,10 @@ class FakeGGUF:
 def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
     """Replace what the command calls, by `assign(module, name, value)`."""
 
-    def load(path: str, *, on_progress: Callable[[str, int, int], None], **given: Any) -> FakeModel:
+    def load(
+        path: str, *, on_progress: Callable[[str, int, int], None], tokenizer: object, **given: Any
+    ) -> FakeModel:
+        assert tokenizer in (TOKENIZER, None)
         script.calls.append(("load", {"path": path, **given}))
         if script.load == "interrupt":
             raise KeyboardInterrupt
@@ -154,13 +170,17 @@ def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
                     time.sleep(0.15)
         return FakeModel(script, path)
 
-    def encode_prompt(gguf: FakeGGUF, text: str, system: str | None, raw: bool) -> list[int]:
+    def encode_prompt(
+        gguf: FakeGGUF, text: str, system: str | None, raw: bool, tokenizer: object
+    ) -> list[int]:
+        assert tokenizer is TOKENIZER
         script.calls.append(("encode", {"path": gguf.path, "text": text, "system": system, "raw": raw}))
         return list(PROMPT_IDS)
 
     assign(strata_jit, "load", load)
     assign(strata_jit.engine.prompt, "encode_prompt", encode_prompt)
     assign(strata_jit.gguf.reader, "open_gguf", FakeGGUF)
+    assign(strata_jit.gguf.tokenizer, "Tokenizer", FakeTokenizer)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Generation(Iterator[str]):
     ) -> None:
         self._stepper, self._tokenizer = stepper, tokenizer
         self._prompt = list(prompt)
+        self._history = list(prompt)
         self._max_tokens = max_tokens
         self._n_ctx = n_ctx
         self._sampler = Sampler(sampling)
@@ -68,11 +69,12 @@ class Generation(Iterator[str]):
             self._prompt_s = time.perf_counter() - self._started
             before = self._wait_ns()
         while len(self._ids) < self._max_tokens:
-            token = self._sampler.next(logits, self._prompt + self._ids)
+            token = self._sampler.next(logits, self._history)
             if token in self._tokenizer.eog_ids:
                 reason = "eos"
                 break
             self._ids.append(token)
+            self._history.append(token)
             self._last_at = time.perf_counter()
             if len(self._ids) == 1:
                 self._first_at = self._last_at

@@ -18,11 +18,12 @@ from strata_jit import models
 from strata_jit.engine.embedding import EmbeddingRows
 from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
-from strata_jit.engine.results import KernelUse, ModelInfo, NodeInfo
+from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
 from strata_jit.engine.setup import Progress, model_sizes, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.engine.steps import Stepper
+from strata_jit.engine.traffic import kernel_uses, weight_bytes_per_token
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ def load(
     test_slices: int | None = None,
     spin_us: int | None = None,
     arena: Literal["memfd", "anon"] = "memfd",
+    tokenizer: Tokenizer | None = None,
     on_progress: Progress | None = None,
 ) -> Model:
     """Load a GGUF language model into a pool of pinned threads.
@@ -62,6 +64,7 @@ def load(
     test_slices  node processes in test mode; None: 2
     spin_us      microseconds that an idle thread spins before it sleeps; None: 200
     arena        where weights lie: "memfd" or "anon"
+    tokenizer    the file's own, if it was built already
     on_progress  called as on_progress(stage, done, total): "compile" counts kernels, "load" bytes
 
     Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError
@@ -91,7 +94,7 @@ def load(
         spin_us=_spin(planned, spin_us),
         arena=arena,
     )
-    tokenizer = Tokenizer.from_gguf(file)
+    tokenizer = tokenizer or Tokenizer.from_gguf(file)
     pool = Pool(spec, on_progress)
     return Model(file, tokenizer, planned, limits, language_model, pool)
 
@@ -200,12 +203,12 @@ def _info(file: GGUFFile, planned: Plan, model: LanguageModel, pool: Pool) -> Mo
         types=dict(Counter(t.type.name for t in file.tensors.values())),
         load_s=pool.load_s,
         compile_s=pool.compile_s,
-        weight_bytes_per_token=model.weight_bytes_per_token,
+        weight_bytes_per_token=weight_bytes_per_token(pool.spec.program, model.n_expert_used),
         workers=planned.n_workers,
         threads=planned.threads,
         split_on=planned.split.on,
         split_reason=planned.split.reason,
         nodes=nodes,
-        kernels=tuple(KernelUse(use.op, use.variant) for use in pool.kernels),
+        kernels=kernel_uses(pool.spec.program, {use.op: use.variant for use in pool.kernels}),
         warnings=planned.warnings + model.notes,
     )

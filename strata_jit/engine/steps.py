@@ -42,6 +42,7 @@ class Stepper:
         Returns float32[len(want), n_vocab], a view that the next step overwrites.
         """
         n, model, pool = len(tokens), self._model, self._pool
+        pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
         rows = pool.rows[:n]
         rows[:, 0] = tokens
@@ -56,11 +57,13 @@ class Stepper:
 
     def prompt(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run a prompt from position 0, chunk by chunk; logits float32[n_vocab] after its last token."""
+        logits = self._logits[:0]
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
             logits = self.step(part, start, [len(part) - 1] if last else [])
-        return logits[0]
+        last_row: NDArray[np.float32] = logits[0]
+        return last_row
 
     def all_logits(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Logits after every token, float32[m, n_vocab] for each chunk of m tokens."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llvmlite import binding
+from numba.core.errors import NumbaError
 
 from strata_jit.kernels import cache, isa
+from strata_jit.kernels._jit import Op
 from strata_jit.kernels.dot import FLOAT_TYPES, dot_many_kernel, dot_one_kernel
 from strata_jit.kernels.repack import repack
 
@@ -53,27 +55,36 @@ def load_kernels(
     def load() -> Kernels:
         return _load(ops, types, conversions, chosen, on_progress)
 
-    if _is_ready(ready, wanted):
-        with cache.lock(cache_path, exclusive=False):
-            try:
-                return load()
-            except Exception as fault:  # noqa: BLE001 - a cut file may raise anything while it is unpickled
-                first_fault = fault
-    else:
-        first_fault = None
-    with cache.lock(cache_path, exclusive=True):
-        if first_fault is not None:
-            cache.clear(cache_path)
+    is_warm = _is_ready(ready, wanted)
+    with cache.lock(cache_path, exclusive=not is_warm):
         try:
             kernels = load()
-        except Exception:
-            if first_fault is not None:
-                raise
-            cache.clear(cache_path)
+            if not is_warm:
+                _mark_ready(ready, wanted)
+            return kernels
+        except (NumbaError, ImportError):
+            raise  # a kernel that does not compile, or does not exist, is no fault of the cache
+        except Exception as fault:  # noqa: BLE001 - a cut file may raise anything while it is unpickled
+            unreadable = fault
+    with cache.lock(cache_path, exclusive=True):
+        cache.clear(cache_path)
+        try:
             kernels = load()
-        known = set(ready.read_text().splitlines()) if ready.exists() else set()
-        ready.write_text("\n".join(sorted(known.union(wanted))))
-    return kernels
+        except Exception as fault:
+            raise fault from unreadable
+        _mark_ready(ready, wanted)
+        return kernels
+
+
+def _resolve(reference: str) -> Op:
+    module, _, attribute = reference.partition(":")
+    op: Op = getattr(importlib.import_module(module), attribute)
+    return op
+
+
+def _mark_ready(ready: Path, wanted: Sequence[str]) -> None:
+    known = set(ready.read_text().splitlines()) if ready.exists() else set()
+    ready.write_text("\n".join(sorted(known.union(wanted))))
 
 
 def _cpu_hash() -> str:
@@ -121,8 +132,7 @@ def _load_all(
     addresses, dots, variants = {}, {}, {}
     for reference in ops:
         step(reference)
-        module, _, attribute = reference.partition(":")
-        addresses[reference] = getattr(importlib.import_module(module), attribute).address
+        addresses[reference] = _resolve(reference).address
         variants[reference] = "vector"
     for name in types:
         step(f"dot one {name}")

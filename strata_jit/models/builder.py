@@ -15,8 +15,6 @@ from strata_jit.kernels.abi import ROW_GROUP
 from strata_jit.kernels.layout import (
     STORE_TYPES,
     act_planes,
-    n_octets,
-    octet_bytes,
     round_up,
     store_type_of,
 )
@@ -120,14 +118,6 @@ class ProgramBuilder:
     def store_type(self, tensor: int) -> str:
         """Store type of a tensor, "auto-f32" where the file decides between F32 and BF16."""
         return self._tensors[tensor].store_type
-
-    def stored_bytes(self, tensor: int) -> int:
-        """Bytes of the whole tensor as it is stored; F32 is counted as F32."""
-        spec = self._tensors[tensor]
-        if spec.role == "vector":
-            return 4 * spec.n_cols
-        store = "F32" if spec.store_type == "auto-f32" else spec.store_type
-        return spec.n_expert * n_octets(spec.n_rows) * octet_bytes(store, spec.n_cols)
 
     def _matrix(
         self, name: str, shape: tuple[int, ...], pair: int | None, chosen: tuple[int, ...] | None = None

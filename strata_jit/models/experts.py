@@ -44,7 +44,6 @@ class Experts:
         self.tmp = tile_scratch
         kinds = [k for k, multiple in (("F32", 4), ("Q256", 256), ("Q32", 32)) if n_ff % multiple == 0]
         self.ff_act: Act = b.act("ff_act", n_ff, kinds, entries, rows_one=n_expert_used)
-        self.bytes_per_token = 0
 
     def route(
         self, label: str, *, mode: int = ROUTE_SOFTMAX, norm_w: bool = True, w_scale: float = 1.0
@@ -70,8 +69,6 @@ class Experts:
     def run(self, label: str, act: Act, gate: int, up: int, down: int, x: int, x_stride: int) -> None:
         """x += sum of weight * down(silu(gate(act)) * up(act)) over each row's experts."""
         b = self.b
-        stored = sum(b.stored_bytes(t) for t in (gate, up, down))
-        self.bytes_per_token += stored * self.n_used // self.n_expert
         routed = {"route_scratch": self.route_scratch, "ids": self.ids, "n_used": self.n_used}
         scratch = {"list_scratch": self.lists, "tmp_scratch": self.tmp}
         ff = {"ff": self.ff, "ff_stride": self.ff_stride}

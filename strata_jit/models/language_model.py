@@ -57,7 +57,6 @@ class LanguageModel:
     logits_stride: int
     token_embd: TensorInfo
     constants: tuple[Constant, ...]
-    weight_bytes_per_token: int
-    """Stored bytes that one token reads: dense matrices once, of the experts those used."""
+    n_expert_used: int
     notes: tuple[str, ...]
     """What the reader of a file should know, such as layers that are skipped."""

@@ -76,7 +76,6 @@ class Transformer:
         self.experts = Experts(
             self.b, h.n_expert, h.n_expert_used, h.n_embd, self.n_ff_exp, rows, self.tile_scratch
         )
-        self.dense_bytes = 0
         self._acts: dict[str, Act] = {}
         self.b.op(
             "rope_angles",
@@ -140,7 +139,6 @@ class Transformer:
         bias: int = NONE,
     ) -> dict[str, float]:
         """One matrix of a `linear`."""
-        self.dense_bytes += self.b.stored_bytes(tensor)
         return {
             "tensor": tensor,
             "act_off": act.offsets[self.b.act_kind(tensor)],
@@ -281,7 +279,7 @@ class Transformer:
             logits_stride=stride,
             token_embd=embd,
             constants=(Constant(self.freqs, freqs),),
-            weight_bytes_per_token=self.dense_bytes + self.experts.bytes_per_token,
+            n_expert_used=h.n_expert_used,
             notes=notes,
         )
 

@@ -138,6 +138,11 @@ class Pool:
             self._publish()  # an interrupt may have come between two nodes
         self._pending = False
 
+    def drain(self) -> None:
+        """Wait for the step that an interrupted `wait` has left running, if there is one."""
+        if self._pending:
+            self.wait()
+
     def run(self, first_op: int, n_ops: int, n_rows: int, n_out: int) -> None:
         """`submit` and `wait`."""
         self.submit(first_op, n_ops, n_rows, n_out)

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ from strata_jit.topology.affinity import allowed_cpus, pin_thread
 if TYPE_CHECKING:
     from strata_jit.kernels.compile import Kernels
 
+STACK_BYTES = 16 << 20
+"""Compiling recurses deeply, and the system's default for threads can be as low as 2 MiB."""
 HOST_CHECK_S = 1.0
 """The host's end may have been inherited by a process that it forked: its pid is looked at so often too."""
 
@@ -41,6 +44,7 @@ HOST_CHECK_S = 1.0
 def main() -> None:
     """`python -m strata_jit.pool.node CONTROL_FD SOCKET_FD`, started by `pool.process`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the host's to handle
+    threading.stack_size(STACK_BYTES)
     host = os.getppid()
     control_fd, socket_fd = (int(argument) for argument in sys.argv[1:])
     channel = Channel(socket.socket(fileno=socket_fd))
@@ -82,7 +86,8 @@ def _serve(channel: Channel, requests: queue.SimpleQueue[Message], control_fd: i
 
 
 def _report(channel: Channel, kind: str, text: str) -> None:
-    channel.send({"type": "error", "kind": kind, "message": text})
+    with suppress(OSError):  # the host is gone, and so will this process be
+        channel.send({"type": "error", "kind": kind, "message": text})
 
 
 class Node:
@@ -251,7 +256,8 @@ def _load_kernels(node: Node, cache_path: Path) -> Kernels:
     conversions = sorted({conversion_of(t)[0] for t in matrices})
 
     def on_progress(done: int, total: int, name: str) -> None:
-        node.channel.send({"type": "progress", "done": done, "total": total, "name": name})
+        with suppress(OSError):  # no fault of compiling
+            node.channel.send({"type": "progress", "done": done, "total": total, "name": name})
 
     try:
         isa_name = isa.choose(node.spec.isa or "auto")

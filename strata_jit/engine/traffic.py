@@ -1,0 +1,40 @@
+"""What a program reads and runs, derived from its ops: bytes of weights a token, kernels by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from strata_jit.engine.results import KernelUse
+from strata_jit.kernels.layout import matrix_bytes
+from strata_jit.pool.program import Op, Program, TensorSpec
+
+
+def weight_bytes_per_token(program: Program, n_expert_used: int) -> int:
+    """Stored bytes that a step of one row reads: every matrix once, of the experts those that are used."""
+    matrices = {m.id: m for op in program.ops for m in _matrices(program, op)}
+    return sum(_bytes_read(matrix, n_expert_used) for matrix in matrices.values())
+
+
+def kernel_uses(program: Program, variants: Mapping[str, str]) -> tuple[KernelUse, ...]:
+    """Every operation, with the type of the matrices that it reads, and its variant; in the program's order.
+
+    `variants`: op kernel ("module:attribute") or store type -> variant, as the node processes report it.
+    """
+    uses: dict[str, str] = {}
+    for op in program.ops:
+        matrices = list(_matrices(program, op))
+        for matrix in matrices:
+            uses.setdefault(f"{op.name} {matrix.store_type}", variants[matrix.store_type])
+        if not matrices:
+            uses.setdefault(op.name, variants[op.one or op.many or ""])
+    return tuple(KernelUse(name, variant) for name, variant in uses.items())
+
+
+def _matrices(program: Program, op: Op) -> Iterator[TensorSpec]:
+    tensors = (program.tensors[int(value)] for kind, value in op.args if kind == "t")
+    return (tensor for tensor in tensors if tensor.role == "matrix")
+
+
+def _bytes_read(matrix: TensorSpec, n_expert_used: int) -> int:
+    copies = n_expert_used if matrix.n_expert > 1 else 1
+    return copies * matrix_bytes(matrix.store_type, matrix.n_rows, matrix.n_cols)
