@@ -14,27 +14,26 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_jit import models
 from strata_jit.engine.embedding import EmbeddingRows
 from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
-from strata_jit.engine.setup import Progress, model_sizes, node_specs
+from strata_jit.engine.setup import Progress, node_specs
 from strata_jit.engine.setup import spin_us as _spin
+from strata_jit.engine.sizes import plan_model
 from strata_jit.engine.steps import Stepper
 from strata_jit.engine.traffic import kernel_uses, weight_bytes_per_token
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.placement import Plan, PlanOptions, plan
+from strata_jit.placement import Plan, PlanOptions, helper_cpus
+from strata_jit.placement.helpers import OFF
 from strata_jit.pool.host import Pool
 from strata_jit.pool.program import PoolSpec
+from strata_jit.topology.affinity import confine_threads
 from strata_jit.topology.machine import read_machine
-
-DEFAULT_CHUNK = 512
-DEFAULT_CTX = 4096
 
 
 def load(
@@ -48,6 +47,10 @@ def load(
     numa_pool: str | None = None,
     test_slices: int | None = None,
     spin_us: int | None = None,
+    pool_affinity: str | None = None,
+    pool_tasks: int = 0,
+    exchange_rotate: bool = False,
+    aux_cpus: str = "off",
     arena: Literal["memfd", "anon"] = "memfd",
     tokenizer: Tokenizer | None = None,
     on_progress: Progress | None = None,
@@ -63,6 +66,12 @@ def load(
     numa_pool    None, "0", "1" or "test": whether to split over NUMA nodes
     test_slices  node processes in test mode; None: 2
     spin_us      microseconds that an idle thread spins before it sleeps; None: 200
+    pool_affinity  "all", "auto" or "p-cores": which cores of a hybrid chip work; None: "auto"
+    pool_tasks   pieces into which each node cuts its rows of an operation on one token, about; 0: automatic
+    exchange_rotate  whether experts may move to memory of unknown place, which a split cannot have
+    aux_cpus     CPUs of the node processes' threads that compute nothing, and of all threads of this process
+                 but the calling one, for good: a list such as "0-3", "auto" (those left free by the team);
+                 "off": as they are
     arena        where weights lie: "memfd" or "anon"
     tokenizer    the file's own, if it was built already
     on_progress  called as on_progress(stage, done, total): "compile" counts kernels, "load" bytes
@@ -71,17 +80,17 @@ def load(
     or NodeDied where a node process fails. Close the model, or use it in a `with` statement.
     """
     file = open_gguf(path)
-    options = PlanOptions(workers=workers, numa_pool=numa_pool, test_slices=test_slices)
+    options = PlanOptions(
+        workers=workers,
+        numa_pool=numa_pool,
+        test_slices=test_slices,
+        pool_affinity=pool_affinity,
+        exchange_rotate=exchange_rotate,
+    )
     machine = read_machine()
-    n_nodes = len(plan(machine, None, options).nodes)
-    chunk = DEFAULT_CHUNK if chunk is None else chunk
-    if chunk < 1:
-        raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
-    n_ctx = _context(file, ctx)
-    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=n_nodes, reference=reference)
-    language_model = models.build(file, limits)
-    sizes = model_sizes(language_model.program, n_nodes, reference=reference)
-    planned = plan(machine, sizes, options)
+    ready = plan_model(file, machine, options, ctx=ctx, chunk=chunk, reference=reference)
+    language_model, limits, planned = ready.model, ready.limits, ready.plan
+    helpers = None if aux_cpus == OFF else tuple(sorted(helper_cpus(machine, planned, aux_cpus)))
     spec = PoolSpec(
         program=language_model.program,
         nodes=node_specs(planned, language_model.program),
@@ -93,8 +102,12 @@ def load(
         reference=reference,
         spin_us=_spin(planned, spin_us),
         arena=arena,
+        helper_cpus=helpers,
+        tasks=pool_tasks,
     )
     tokenizer = tokenizer or Tokenizer.from_gguf(file)
+    if helpers is not None:
+        confine_threads(helpers, but_this=True)
     pool = Pool(spec, on_progress)
     return Model(file, tokenizer, planned, limits, language_model, pool)
 
@@ -149,6 +162,11 @@ class Model:
         self._check_prompt(ids)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
 
+    def op_seconds(self) -> dict[str, float]:
+        """Seconds inside operations so far, by kind, as the first thread of each node counts: their mean."""
+        nodes = self._pool.stats().kind_ns
+        return {kind: sum(node[kind] for node in nodes) / len(nodes) / 1e9 for kind in nodes[0]}
+
     def close(self) -> None:
         """End the node processes and free all memory; may be called again."""
         self._pool.close()
@@ -173,15 +191,6 @@ class Model:
             raise UsageError(
                 f"the prompt has {len(ids)} tokens, the context only {self.n_ctx}: give a larger ctx"
             )
-
-
-def _context(file: GGUFFile, ctx: int | None) -> int:
-    n_ctx_train = file.get(f"{file.get('general.architecture', str)}.context_length", int)
-    if ctx is None:
-        return min(DEFAULT_CTX, n_ctx_train)
-    if not 1 <= ctx <= n_ctx_train:
-        raise UsageError(f"ctx: found {ctx}, expected 1 to {n_ctx_train}, the model's context")
-    return ctx
 
 
 def _info(file: GGUFFile, planned: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:

@@ -30,14 +30,15 @@ def model_sizes(program: Program, n_nodes: int, *, reference: bool = False) -> M
     """What a program that was built for `n_nodes` nodes needs in memory, matrices as they are stored."""
     vectors = [t for t in program.tensors if t.role == "vector"]
     return ModelSizes(
-        matrices=tuple(_matrix(t, reference) for t in program.tensors if t.role == "matrix"),
+        matrices=tuple(matrix_size(t, reference) for t in program.tensors if t.role == "matrix"),
         vector_bytes=sum(4 * t.n_cols * t.n_rows * t.n_expert for t in vectors),
         kv_bytes=program.kv_bytes * n_nodes,
         thread_bytes=program.scratch_bytes,
     )
 
 
-def _matrix(tensor: TensorSpec, reference: bool) -> MatrixSize:
+def matrix_size(tensor: TensorSpec, reference: bool = False) -> MatrixSize:
+    """A matrix as it is stored."""
     # whether a float matrix can be kept as BF16 is known only once it has been read: count it as F32
     store = "F32" if reference or tensor.store_type == AUTO_F32 else tensor.store_type
     return MatrixSize(tensor.n_rows, octet_bytes(store, tensor.n_cols) // OCTET_ROWS, tensor.n_expert)
