@@ -1,11 +1,6 @@
-"""The `strata-jit` command: options and environment variables in, one library call, output through `report`.
+"""`strata-jit decode`: a model's answer to a prompt.
 
-Owns option names, the two variables and exit codes; knows nothing of how a model is computed. It is the only
-module that reads the environment. Heavy imports sit inside the command, so that `--help` and `--version` are
-immediate.
-
-Exit codes: 0 done, 1 the run failed, 2 wrong options, environment or input, 3 the model does not fit where it
-was asked to go, 130 interrupted. A reader of stdout that leaves early (`| head`) is no failure.
+Owns its options and the order of a run: text, model, answer, figures.
 """
 
 from __future__ import annotations
@@ -13,15 +8,23 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import strata_jit
-from strata_jit.errors import StrataError, UsageError, one_line
+from strata_jit.cli.common import (
+    AT_LEAST_1,
+    EXIT_INTERRUPTED,
+    Environment,
+    combined,
+    os_error_text,
+    plan_options,
+    read_environment,
+)
+from strata_jit.errors import UsageError
 
 if TYPE_CHECKING:
     from strata_jit.engine.model import Model
@@ -30,14 +33,6 @@ if TYPE_CHECKING:
     from strata_jit.gguf.reader import GGUFFile
     from strata_jit.gguf.tokenizer import Tokenizer
     from strata_jit.report import TextOutput
-
-_EXIT_INTERRUPTED = 130
-_NUMA_POOL = "STRATA_NUMA_POOL"
-_NUMA_POOL_VALUES = ("0", "1", "test")
-_SPIN_US = "STRATA_POOL_SPIN_US"
-_MAX_SPIN_US = 10**9
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +53,9 @@ class DecodeOptions:
     seed: int | None
     ctx: int | None
     pool_workers: int | None
+    pool_affinity: str | None
+    pool_tasks: int
+    aux_cpus: str
     chunk: int | None
     isa: str
     reference: bool
@@ -67,51 +65,15 @@ class DecodeOptions:
     list_kernels: bool
 
 
-class _Group(click.Group):
-    """Turns every error that a user can cause into one line on stderr and an exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except StrataError as error:
-            message, exit_code = str(error), error.exit_code
-        except KeyboardInterrupt:
-            ctx.exit(_EXIT_INTERRUPTED)
-        except BrokenPipeError:  # stderr has lost its reader: there is nobody to tell
-            ctx.exit(1)
-        except OSError as error:
-            message, exit_code = _os_error_text(error), 1
-        click.echo(f"error: {one_line(message)}", err=True)
-        ctx.exit(exit_code)
-
-
-def _os_error_text(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return reason if error.filename is None else f"{os.fspath(error.filename)}: {reason}"
-
-
-def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Several click options as one decorator, listed in the order of the help text."""
-
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_AT_LEAST_0, _AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
-
-_prompt_options = _options(
+_prompt_options = combined(
     click.option("--model", required=True, metavar="PATH", help="GGUF file; of a split model, any part."),
     click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads it from stdin."),
     click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
     click.option("--system", metavar="TEXT", help="System message before the prompt."),
     click.option("--raw", is_flag=True, help="Take the prompt as it is, without the model's chat template."),
-    click.option("-n", "--max-tokens", type=_AT_LEAST_1, default=128, metavar="N", help="[128]"),
+    click.option("-n", "--max-tokens", type=AT_LEAST_1, default=128, metavar="N", help="[128]"),
 )
-_sampling_options = _options(
+_sampling_options = combined(
     click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
     click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
     click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass."),
@@ -119,30 +81,36 @@ _sampling_options = _options(
     click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
 )
-_pool_options = _options(
-    click.option("--ctx", type=_AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
-    click.option("--pool-workers", type=_AT_LEAST_0, metavar="N", help="Threads beside the host core's own."),
-    click.option("--chunk", type=_AT_LEAST_1, metavar="N", help="Prompt tokens computed at once."),
+_pool_options = combined(
+    click.option("--ctx", type=AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
+    click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once."),
     click.option("--isa", type=click.Choice(["auto", "avx2", "portable"]), default="auto", show_default=True),
     click.option("--reference", is_flag=True, help="Compute in float: slow, exact."),
     click.option("--arena", type=click.Choice(["memfd", "anon"]), default="memfd", show_default=True),
-    click.option("--test-slices", type=_AT_LEAST_1, metavar="N", help=f"{_NUMA_POOL}=test, with N slices."),
+    click.option(
+        "--pool-tasks",
+        type=click.IntRange(0, 4096),
+        default=0,
+        metavar="N",
+        help="Pieces into which a node cuts an operation on one token, about; 0: automatic.",
+    ),
+    click.option(
+        "--aux-cpus",
+        default="off",
+        metavar="LIST",
+        help="CPUs of threads that compute nothing, such as 0-3; auto: those left free; off: any.",
+    ),
 )
-_output_options = _options(
+_output_options = combined(
     click.option("--json", is_flag=True, help="One JSON document on stdout instead of the text."),
     click.option("--list-kernels", is_flag=True, help="Show the kernel of each of the model's operations."),
 )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(strata_jit.__version__, prog_name="strata-jit")
-def main() -> None:
-    """Run mixture-of-experts GGUF models on the CPU, one pinned process per NUMA node."""
-
-
-@main.command(short_help="Write a model's answer to a prompt.")
+@click.command(short_help="Write a model's answer to a prompt.")
 @_prompt_options
 @_sampling_options
+@plan_options
 @_pool_options
 @_output_options
 @click.pass_context
@@ -154,8 +122,10 @@ def decode(ctx: click.Context, /, **given: Any) -> None:
 
     \b
     Environment (options win):
-      STRATA_NUMA_POOL     0, 1 or test; test cuts the model into slices on any machine
-      STRATA_POOL_SPIN_US  microseconds that a waiting thread spins before it sleeps
+      STRATA_NUMA_POOL        0, 1 or test; test cuts the model into slices on any machine
+      STRATA_POOL_SPIN_US     microseconds that a waiting thread spins before it sleeps
+      STRATA_EXCHANGE_ROTATE  0 or 1; 1 rules a split over nodes out
+      STRATA_DECODE_TIMING    0 or 1; 1 prints a line of times by kind of operation
     """
     ctx.exit(_decode(DecodeOptions(**given)))
 
@@ -172,23 +142,27 @@ def _decode(options: DecodeOptions) -> int:
 
 
 def _answer(options: DecodeOptions, out: TextOutput) -> int:
-    from strata_jit.report import json_document, print_summary, print_warnings
+    from strata_jit.report import json_document, print_summary, print_timing, print_warnings
 
     info = result = None
     try:
         ids, n_ctx, tokenizer = _encode(options)
         sampling = _sampling(options)
-        with _load(options, n_ctx, tokenizer) as model:
+        environment = read_environment(os.environ)
+        with _load(options, environment, n_ctx, tokenizer) as model:
             print_warnings(model.info)
+            before = model.op_seconds() if environment.decode_timing else None
             result = _stream(model, ids, sampling, options, out)
             info = model.info
+            if before is not None:
+                print_timing(before, model.op_seconds(), result)
     except KeyboardInterrupt:
         pass  # what is known by now is still reported
     if options.json:
         out.write(json_document(options.model, info, result))
     elif info is not None and result is not None:
         print_summary(info, result)
-    return _EXIT_INTERRUPTED if result is None or result.stop_reason == "interrupted" else 0
+    return EXIT_INTERRUPTED if result is None or result.stop_reason == "interrupted" else 0
 
 
 def _stream(
@@ -211,16 +185,17 @@ def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
     from strata_jit.report import kernel_listing, print_warnings
 
     _open_model(options.model)
-    with _load(options, options.ctx or 1) as model:
+    with _load(options, read_environment(os.environ), options.ctx or 1) as model:
         print_warnings(model.info)
         out.write(kernel_listing(model.info, options.json))
     return 0
 
 
-def _load(options: DecodeOptions, n_ctx: int, tokenizer: Tokenizer | None = None) -> Model:
+def _load(
+    options: DecodeOptions, environment: Environment, n_ctx: int, tokenizer: Tokenizer | None = None
+) -> Model:
     from strata_jit.report import LoadProgress
 
-    numa_pool, spin_us = read_environment(os.environ)
     with LoadProgress() as progress:
         return strata_jit.load(
             options.model,
@@ -229,9 +204,13 @@ def _load(options: DecodeOptions, n_ctx: int, tokenizer: Tokenizer | None = None
             chunk=options.chunk,
             isa=None if options.isa == "auto" else options.isa,
             reference=options.reference,
-            numa_pool=numa_pool if options.test_slices is None else "test",
+            numa_pool=environment.mode(options.test_slices),
             test_slices=options.test_slices,
-            spin_us=spin_us,
+            spin_us=environment.spin_us,
+            pool_affinity=options.pool_affinity,
+            pool_tasks=options.pool_tasks,
+            exchange_rotate=environment.exchange_rotate,
+            aux_cpus=options.aux_cpus,
             arena=options.arena,
             tokenizer=tokenizer,
             on_progress=progress,
@@ -256,7 +235,7 @@ def _open_model(path: str) -> GGUFFile:
     try:
         return open_gguf(path)
     except OSError as error:
-        raise UsageError(f"cannot read the model: {_os_error_text(error)}") from None
+        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
 
 
 def _sampling(options: DecodeOptions) -> Sampling:
@@ -270,20 +249,6 @@ def _sampling(options: DecodeOptions) -> Sampling:
         repeat_penalty=options.repeat_penalty,
         seed=options.seed,
     )
-
-
-def read_environment(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """(STRATA_NUMA_POOL, STRATA_POOL_SPIN_US); None where unset or empty. UsageError on unknown values."""
-    numa_pool = environ.get(_NUMA_POOL) or None
-    if numa_pool is not None and numa_pool not in _NUMA_POOL_VALUES:
-        raise UsageError(f"{_NUMA_POOL}={numa_pool!r}: expected 0, 1 or test, or unset it")
-    spin = environ.get(_SPIN_US) or None
-    if spin is None:
-        return numa_pool, None
-    if not (spin.isascii() and spin.isdecimal() and len(spin) <= 10 and int(spin) <= _MAX_SPIN_US):
-        expected = f"a whole number of microseconds from 0 to {_MAX_SPIN_US}"
-        raise UsageError(f"{_SPIN_US}={spin!r}: expected {expected}, or unset it")
-    return numa_pool, int(spin)
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
@@ -300,5 +265,5 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     try:
         raw = sys.stdin.buffer.read() if from_stdin else Path(str(prompt_file)).read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read the prompt: {_os_error_text(error)}") from None
+        raise UsageError(f"cannot read the prompt: {os_error_text(error)}") from None
     return prompt_text(raw, "stdin" if from_stdin else str(prompt_file)).removesuffix("\n").removesuffix("\r")
