@@ -24,7 +24,13 @@ from tests.topology.conftest import GIB, Files, node_files, regular, unpack_tree
 DATA = Path(__file__).parent / "data"
 TREES = sorted(path.name.removesuffix(".tree") for path in (DATA / "topologies").glob("*.tree"))
 MODEL = DATA / "golden" / "llama" / "model.gguf"
-VARIABLES = ("STRATA_NUMA_POOL", "STRATA_POOL_SPIN_US", "STRATA_EXCHANGE_ROTATE", "STRATA_DECODE_TIMING")
+VARIABLES = (
+    "STRATA_NUMA_POOL",
+    "STRATA_POOL_SPIN_US",
+    "STRATA_EXCHANGE_ROTATE",
+    "STRATA_DECODE_TIMING",
+    "STRATA_ROUTE_TAIL_SKIP",
+)
 STATUS = "Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{mems}"
 
 

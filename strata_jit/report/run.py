@@ -140,6 +140,11 @@ def print_warnings(info: ModelInfo) -> None:
         print_message("warning", warning)
 
 
+def print_skipped(rank: int, count: int) -> None:
+    """A line on stderr: how much of the model a lossy run left out."""
+    print_message("lossy", f"{count} choices of experts at rank {rank} or later were left out of this run")
+
+
 def print_timing(
     before: Mapping[str, float], after: Mapping[str, float], result: GenerationResult | None
 ) -> None:

@@ -23,6 +23,8 @@ from strata_jit.topology.description import Core, Limit, Machine, Node
 from strata_jit.units import format_bytes, format_rate, format_tok_per_s
 
 _PLAIN_WIDTH = 120
+"""Columns of a file, for the cores; its tables are as wide as they are."""
+_ENDLESS = 100_000
 _INDENT = 4
 
 HOST, WORKER, SPARE, FREE, FORBIDDEN = "H", "W", "s", ".", "x"
@@ -54,14 +56,14 @@ def topology_view(
     buffer = io.StringIO()
     console = Console(
         file=buffer,
-        width=width or _PLAIN_WIDTH,
+        width=width or _ENDLESS,
         force_terminal=width is not None,
         color_system="auto" if width is not None else None,
         highlight=False,
         markup=False,
         emoji=False,
     )
-    sections = () if plan_only else _machine_sections(found, console.width)
+    sections = () if plan_only else _machine_sections(found, width)
     for title, body in (*sections, *_plan_sections(found, bytes_per_s, explain=plan_only)):
         console.print(Text(title, style="bold"))
         if isinstance(body, Text):
@@ -76,13 +78,13 @@ def topology_view(
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _machine_sections(found: Inspection, width: int) -> Iterator[tuple[str, RenderableType]]:
+def _machine_sections(found: Inspection, width: int | None) -> Iterator[tuple[str, RenderableType]]:
     machine = found.machine
     yield one_line(machine.cpu_model or "unknown processor"), Text(_counts(machine))
-    yield "Cores", _cores(found, width - 2)
+    yield "Cores", _cores(found, (width or _PLAIN_WIDTH) - 2)
     yield "Nodes", _nodes(found)
     if len(machine.nodes) > 1:
-        yield "Distances", _distances(machine)
+        yield "Distances", _distances(machine, width)
     yield "Limits", _limits(machine)
     yield "Settings", _settings(machine)
 
@@ -194,8 +196,12 @@ def _uses(node: Node, plan: Plan) -> Iterator[str]:
         yield "no thread" if plan.pinned else "threads are not pinned"
 
 
-def _distances(machine: Machine) -> Table:
+def _distances(machine: Machine, width: int | None) -> Table | Text:
+    """A table, or lines where the terminal is too narrow for one."""
     ids = [node.node_id for node in machine.nodes]
+    if width is not None and 6 * (len(ids) + 2) > width:
+        rows = (" ".join(str(machine.distance(start, end)) for end in ids) for start in ids)
+        return _lines(f"{start}: {row}" for start, row in zip(ids, rows, strict=True))
     table = _table("from \\ to", *(f">{node_id}" for node_id in ids))
     for start in ids:
         table.add_row(str(start), *(str(machine.distance(start, end)) for end in ids))
