@@ -127,6 +127,9 @@ class FakeModel:
             warnings=tuple(self._script.warnings),
         )
 
+    def experts_skipped(self) -> int:
+        return 12
+
     def op_seconds(self) -> dict[str, float]:
         """Of two calls the second is later by 0.25 and 2.5 s."""
         self._asked += 1

@@ -26,7 +26,13 @@ JSON_KEYS = """
     versions
 """.split()
 EXIT_INTERRUPTED = 130
-VARIABLES = ("STRATA_NUMA_POOL", "STRATA_POOL_SPIN_US", "STRATA_EXCHANGE_ROTATE", "STRATA_DECODE_TIMING")
+VARIABLES = (
+    "STRATA_NUMA_POOL",
+    "STRATA_POOL_SPIN_US",
+    "STRATA_EXCHANGE_ROTATE",
+    "STRATA_DECODE_TIMING",
+    "STRATA_ROUTE_TAIL_SKIP",
+)
 
 
 def _fakes() -> ModuleType:
@@ -126,6 +132,7 @@ def test_decode_defaults(script: Any) -> None:
         "pool_affinity": None,
         "pool_tasks": 0,
         "exchange_rotate": False,
+        "route_tail_skip": 0,
         "aux_cpus": "off",
         "arena": "memfd",
     }
@@ -175,6 +182,12 @@ def test_decode_reads_exchange_rotation(script: Any) -> None:
     assert call(script, "load")["exchange_rotate"] is True
 
 
+def test_decode_shows_what_was_left_out(script: Any) -> None:
+    stderr = run("-p", "hi", STRATA_ROUTE_TAIL_SKIP="5").stderr
+    assert call(script, "load")["route_tail_skip"] == 5
+    assert "lossy: 12 choices of experts at rank 5 or later were left out of this run\n" in stderr
+
+
 def test_decode_prints_one_line_of_times(script: Any) -> None:
     timings = [
         line for line in run("-p", "hi", STRATA_DECODE_TIMING="1").stderr.splitlines() if "timing" in line
@@ -191,7 +204,7 @@ def test_decode_option_wins_over_environment(script: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("STRATA_NUMA_POOL", value) for value in ("2", "on", "Test")]
-    + [("STRATA_EXCHANGE_ROTATE", "2"), ("STRATA_DECODE_TIMING", "yes")]
+    + [("STRATA_ROUTE_TAIL_SKIP", "-1"), ("STRATA_EXCHANGE_ROTATE", "2"), ("STRATA_DECODE_TIMING", "yes")]
     + [("STRATA_POOL_SPIN_US", value) for value in ("-1", "1.5", "fast", "9" * 30, " 5", "٣")],
 )
 def test_decode_refuses_environment_by_name(script: Any, name: str, value: str) -> None:

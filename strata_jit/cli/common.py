@@ -19,7 +19,9 @@ NUMA_POOL = "STRATA_NUMA_POOL"
 SPIN_US = "STRATA_POOL_SPIN_US"
 EXCHANGE_ROTATE = "STRATA_EXCHANGE_ROTATE"
 DECODE_TIMING = "STRATA_DECODE_TIMING"
+ROUTE_TAIL_SKIP = "STRATA_ROUTE_TAIL_SKIP"
 _MAX_SPIN_US = 10**9
+_MAX_RANK = 10**6
 _SWITCH = ("0", "1")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -57,6 +59,7 @@ class Environment:
     spin_us: int | None = None
     exchange_rotate: bool = False
     decode_timing: bool = False
+    route_tail_skip: int = 0
 
     def mode(self, test_slices: int | None) -> str | None:
         """How to use nodes; slices that were asked for are test mode."""
@@ -67,9 +70,10 @@ def read_environment(environ: Mapping[str, str]) -> Environment:
     """UsageError, by name, for a value that is unknown."""
     return Environment(
         _choice(environ, NUMA_POOL, ("0", "1", "test")),
-        _microseconds(environ, SPIN_US),
+        _number(environ, SPIN_US, _MAX_SPIN_US, "microseconds"),
         _choice(environ, EXCHANGE_ROTATE, _SWITCH) == "1",
         _choice(environ, DECODE_TIMING, _SWITCH) == "1",
+        _number(environ, ROUTE_TAIL_SKIP, _MAX_RANK, "ranks") or 0,
     )
 
 
@@ -81,12 +85,12 @@ def _choice(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> s
     return found
 
 
-def _microseconds(environ: Mapping[str, str], name: str) -> int | None:
+def _number(environ: Mapping[str, str], name: str, largest: int, unit: str) -> int | None:
     found = environ.get(name) or None
     if found is None:
         return None
-    if not (found.isascii() and found.isdecimal() and len(found) <= 10 and int(found) <= _MAX_SPIN_US):
-        expected = f"a whole number of microseconds from 0 to {_MAX_SPIN_US}"
+    if not (found.isascii() and found.isdecimal() and len(found) <= 10 and int(found) <= largest):
+        expected = f"a whole number of {unit} from 0 to {largest}"
         raise UsageError(f"{name}={found!r}: expected {expected}, or unset it")
     return int(found)
 

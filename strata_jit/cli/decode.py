@@ -126,6 +126,7 @@ def decode(ctx: click.Context, /, **given: Any) -> None:
       STRATA_POOL_SPIN_US     microseconds that a waiting thread spins before it sleeps
       STRATA_EXCHANGE_ROTATE  0 or 1; 1 rules a split over nodes out
       STRATA_DECODE_TIMING    0 or 1; 1 prints a line of times by kind of operation
+      STRATA_ROUTE_TAIL_SKIP  lossy: leave out experts from this rank on (from 0); 0 is off
     """
     ctx.exit(_decode(DecodeOptions(**given)))
 
@@ -142,7 +143,13 @@ def _decode(options: DecodeOptions) -> int:
 
 
 def _answer(options: DecodeOptions, out: TextOutput) -> int:
-    from strata_jit.report import json_document, print_summary, print_timing, print_warnings
+    from strata_jit.report import (
+        json_document,
+        print_skipped,
+        print_summary,
+        print_timing,
+        print_warnings,
+    )
 
     info = result = None
     try:
@@ -154,6 +161,8 @@ def _answer(options: DecodeOptions, out: TextOutput) -> int:
             before = model.op_seconds() if environment.decode_timing else None
             result = _stream(model, ids, sampling, options, out)
             info = model.info
+            if environment.route_tail_skip:
+                print_skipped(environment.route_tail_skip, model.experts_skipped())
             if before is not None:
                 print_timing(before, model.op_seconds(), result)
     except KeyboardInterrupt:
@@ -210,6 +219,7 @@ def _load(
             pool_affinity=options.pool_affinity,
             pool_tasks=options.pool_tasks,
             exchange_rotate=environment.exchange_rotate,
+            route_tail_skip=environment.route_tail_skip,
             aux_cpus=options.aux_cpus,
             arena=options.arena,
             tokenizer=tokenizer,

@@ -50,6 +50,7 @@ def load(
     pool_affinity: str | None = None,
     pool_tasks: int = 0,
     exchange_rotate: bool = False,
+    route_tail_skip: int = 0,
     aux_cpus: str = "off",
     arena: Literal["memfd", "anon"] = "memfd",
     tokenizer: Tokenizer | None = None,
@@ -69,6 +70,7 @@ def load(
     pool_affinity  "all", "auto" or "p-cores": which cores of a hybrid chip work; None: "auto"
     pool_tasks   pieces into which each node cuts its rows of an operation on one token, about; 0: automatic
     exchange_rotate  whether experts may move to memory of unknown place, which a split cannot have
+    route_tail_skip  lossy: leave out experts that every token of a step ranks there or later, from 0; 0: none
     aux_cpus     CPUs of the node processes' threads that compute nothing, and of all threads of this process
                  but the calling one, for good: a list such as "0-3", "auto" (those left free by the team);
                  "off": as they are
@@ -88,7 +90,15 @@ def load(
         exchange_rotate=exchange_rotate,
     )
     machine = read_machine()
-    ready = plan_model(file, machine, options, ctx=ctx, chunk=chunk, reference=reference)
+    ready = plan_model(
+        file,
+        machine,
+        options,
+        ctx=ctx,
+        chunk=chunk,
+        reference=reference,
+        route_tail_skip=route_tail_skip,
+    )
     language_model, limits, planned = ready.model, ready.limits, ready.plan
     helpers = None if aux_cpus == OFF else tuple(sorted(helper_cpus(machine, planned, aux_cpus)))
     spec = PoolSpec(
@@ -127,6 +137,7 @@ class Model:
         self.tokenizer = tokenizer
         self.n_ctx = limits.n_ctx
         self._file, self._pool = file, pool
+        self._skipped = language_model.skipped
         self._embedding = EmbeddingRows(file, language_model.token_embd)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
         self.info = _info(file, planned, language_model, pool)
@@ -161,6 +172,12 @@ class Model:
         """Logits after every token of `ids`, from an empty context: float32[n, n_vocab]."""
         self._check_prompt(ids)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
+
+    def experts_skipped(self) -> int:
+        """Choices of experts that `route_tail_skip` has left out so far."""
+        if self._skipped is None:
+            return 0
+        return int(self._pool.buffer(self._skipped, np.dtype(np.int64))[0])
 
     def op_seconds(self) -> dict[str, float]:
         """Seconds inside operations so far, by kind, as the first thread of each node counts: their mean."""

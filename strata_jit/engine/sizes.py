@@ -59,19 +59,29 @@ def plan_model(
     ctx: int | None = None,
     chunk: int | None = None,
     reference: bool = False,
+    route_tail_skip: int = 0,
 ) -> PlannedModel:
     """Build the program for as many nodes as the plan has, then plan with what it needs.
 
     ctx    positions of KV memory; None: 4096, at most the model's own context
     chunk  tokens of a prompt that one step takes; None: 512
+    route_tail_skip  rank from which on experts are left out; 0: none
     ModelError for a file that cannot be run, UsageError for options that make no sense.
     """
     n_nodes = len(plan(machine, None, options).nodes)
     chunk = DEFAULT_CHUNK if chunk is None else chunk
     if chunk < 1:
         raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
+    if route_tail_skip < 0:
+        raise UsageError(f"route_tail_skip: found {route_tail_skip}, expected 0 or more")
     n_ctx = _context(file, ctx)
-    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=n_nodes, reference=reference)
+    limits = StepLimits(
+        max_rows=min(chunk, n_ctx),
+        n_ctx=n_ctx,
+        n_nodes=n_nodes,
+        reference=reference,
+        route_tail_skip=route_tail_skip,
+    )
     model = models.build(file, limits)
     sizes = model_sizes(model.program, n_nodes, reference=reference)
     return PlannedModel(model, limits, plan(machine, sizes, options))
