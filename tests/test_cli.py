@@ -23,7 +23,7 @@ DECODE = ("decode", "--model", "some.gguf")
 JSON_KEYS = """
     text prompt_tokens generated_tokens token_ids stop_reason prompt_tok_s decode_tok_s ttft_s load_s
     compile_s wait_us_per_token weight_bytes_per_token workers threads split nodes kernels output_sha256 model
-    versions
+    versions seed
 """.split()
 EXIT_INTERRUPTED = 130
 VARIABLES = (

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from strata_jit.engine.setup import Progress, node_specs
+from strata_jit.engine.setup import Progress, check_pool_options, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import open_gguf
@@ -50,6 +50,7 @@ class ExpertPool:
         arena: Literal["memfd", "anon"] = "memfd",
         on_progress: Progress | None = None,
     ) -> None:
+        check_pool_options(spin_us, arena)
         if max_tokens < 1:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 1 or more")
         file = open_gguf(path)
@@ -79,6 +80,21 @@ class ExpertPool:
         self._y = self._pool.buffer(layers.y, f32).reshape(shape)[:max_tokens, : layers.n_embd]
         self._ids = self._routing(layers.ids, np.dtype(np.int64))
         self._weights = self._routing(layers.weights, f32)
+
+    @property
+    def n_embd(self) -> int:
+        """Columns of x and y."""
+        return self._layers.n_embd
+
+    @property
+    def n_expert(self) -> int:
+        """Experts of a layer, residents included."""
+        return self._layers.n_expert
+
+    @property
+    def n_expert_used(self) -> int:
+        """Columns of ids and weights."""
+        return self._layers.n_expert_used
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -152,8 +168,13 @@ class ExpertPool:
     def _checked(
         self, x: ArrayLike, ids: ArrayLike, weights: ArrayLike
     ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
-        rows, factors = np.asarray(x, np.float32), np.asarray(weights, np.float32)
-        chosen = np.asarray(ids)
+        try:
+            rows, factors = np.asarray(x, np.float32), np.asarray(weights, np.float32)
+            chosen = np.asarray(ids)
+        except (TypeError, ValueError) as fault:
+            raise UsageError(f"x, ids or weights: {fault}; expected arrays of numbers") from None
+        if rows.ndim != 2:
+            raise UsageError(f"x: found {rows.ndim} dimensions, expected 2: [n, n_embd]")
         if chosen.dtype.kind not in "iu":
             raise UsageError(f"ids: found dtype {chosen.dtype}, expected integers")
         n, used = len(rows), self._layers.n_expert_used

@@ -19,7 +19,7 @@ from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
-from strata_jit.engine.setup import Progress, node_specs
+from strata_jit.engine.setup import Progress, check_pool_options, node_specs
 from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.engine.sizes import plan_model
 from strata_jit.engine.steps import Stepper
@@ -81,6 +81,7 @@ def load(
     Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError
     or NodeDied where a node process fails. Close the model, or use it in a `with` statement.
     """
+    check_pool_options(spin_us, arena, pool_tasks)
     file = open_gguf(path)
     options = PlanOptions(
         workers=workers,
@@ -136,6 +137,7 @@ class Model:
     ) -> None:
         self.tokenizer = tokenizer
         self.n_ctx = limits.n_ctx
+        self._is_open = True
         self._file, self._pool = file, pool
         self._skipped = language_model.skipped
         self._embedding = EmbeddingRows(file, language_model.token_embd)
@@ -155,6 +157,7 @@ class Model:
         that is empty or does not fit into the context.
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check_open()
         self._check_prompt(ids)
         if max_tokens < 0:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 0 or more")
@@ -170,22 +173,27 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits after every token of `ids`, from an empty context: float32[n, n_vocab]."""
+        self._check_open()
         self._check_prompt(ids)
+        self._stepper.begin(None)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(list(ids))])
 
     def experts_skipped(self) -> int:
         """Choices of experts that `route_tail_skip` has left out so far."""
+        self._check_open()
         if self._skipped is None:
             return 0
         return int(self._pool.buffer(self._skipped, np.dtype(np.int64))[0])
 
     def op_seconds(self) -> dict[str, float]:
         """Seconds inside operations so far, by kind, as the first thread of each node counts: their mean."""
+        self._check_open()
         nodes = self._pool.stats().kind_ns
         return {kind: sum(node[kind] for node in nodes) / len(nodes) / 1e9 for kind in nodes[0]}
 
     def close(self) -> None:
         """End the node processes and free all memory; may be called again."""
+        self._is_open = False
         self._pool.close()
         self._embedding.close()
 
@@ -200,6 +208,10 @@ class Model:
     def _mean_wait_ns(self) -> float:
         waits = self._pool.stats().wait_ns
         return sum(waits) / len(waits)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("the model is closed: load it again")
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:

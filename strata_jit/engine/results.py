@@ -20,7 +20,7 @@ class KernelUse:
     """A kernel that the model's program calls, and the variant of it that was taken."""
 
     op: str
-    """"module:name" of an operation, or the stored type of a weight matrix for its dot products."""
+    """Operation, with the stored type of the matrix where it reads one, such as "moe_down IQ4_XS"."""
     variant: str
     """"avx2" or "portable"; "vector" where one source serves every CPU."""
 
@@ -81,7 +81,9 @@ class GenerationResult:
     ttft_s: float | None
     """From the call to the first token's id."""
     wait_us_per_token: float | None
-    """Time at barriers per generated token, mean over the threads."""
+    """Time at barriers per decoding step, mean over the threads."""
+    seed: int | None = None
+    """Seed of a sampled generation, also where it was drawn at random; None if it was greedy."""
 
     def __post_init__(self) -> None:
         if self.stop_reason not in get_args(StopReason):

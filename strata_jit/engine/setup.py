@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from strata_jit.errors import UsageError
+from strata_jit.kernels.abi import MAX_TASKS
 from strata_jit.kernels.layout import OCTET_ROWS, octet_bytes
 from strata_jit.placement import MatrixSize, ModelSizes, Plan, cut_rows
 from strata_jit.pool.program import AUTO_F32, NodeSpec, Program, TensorSpec
@@ -15,6 +17,9 @@ Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total): stage "compile" counts kernels, "load" bytes."""
 DEFAULT_SPIN_US = 200
 """Microseconds that an idle thread spins: longer than what lies between two steps, yet it stays cool."""
+
+MAX_SPIN_US = 10**9
+ARENAS = ("memfd", "anon")
 
 
 def node_specs(plan: Plan, program: Program) -> tuple[NodeSpec, ...]:
@@ -49,3 +54,13 @@ def spin_us(plan: Plan, asked: int | None) -> int:
     if not plan.spin:
         return 0
     return DEFAULT_SPIN_US if asked is None else asked
+
+
+def check_pool_options(spin_us: int | None, arena: str, tasks: int = 0) -> None:
+    """UsageError for values that no pool can take."""
+    if spin_us is not None and not 0 <= spin_us <= MAX_SPIN_US:
+        raise UsageError(f"spin_us: found {spin_us}, expected 0 to {MAX_SPIN_US} microseconds")
+    if not 0 <= tasks <= MAX_TASKS:
+        raise UsageError(f"pool_tasks: found {tasks}, expected 0 to {MAX_TASKS}")
+    if arena not in ARENAS:
+        raise UsageError(f"arena: found {arena!r}, expected {' or '.join(ARENAS)}")

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.engine.embedding import EmbeddingRows
+from strata_jit.errors import UsageError
+from strata_jit.kernels import abi
 from strata_jit.models.language_model import LanguageModel
 from strata_jit.pool.host import Pool
 
@@ -30,11 +32,24 @@ class Stepper:
         logits: NDArray[np.float32] = pool.buffer(model.logits, np.dtype(np.float32))
         self._logits = logits.reshape(-1, model.logits_stride // 4)
         self._n_ops = len(model.program.ops)
+        self._user: object | None = None
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
         pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes
         for constant in model.constants:
             values = pool.buffer(constant.buffer, constant.values.dtype)
             values[: constant.values.size] = constant.values
+
+    def begin(self, user: object) -> None:
+        """Give the sequence to `user`; whoever had it before is refused from now on."""
+        self._user = user
+
+    def check(self, user: object) -> None:
+        """UsageError unless the sequence is still `user`'s: its keys and values are another's by now."""
+        if self._user is not user:
+            raise UsageError(
+                "another generation or logits() has begun on this model, which holds one sequence: "
+                "finish one before the next, or load the model twice"
+            )
 
     def step(self, tokens: Sequence[int], position: int, want: Sequence[int]) -> NDArray[np.float32]:
         """Run tokens at `position`, `position` + 1, ...; logits of the rows `want` (ascending).
@@ -45,11 +60,11 @@ class Stepper:
         pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
         rows = pool.rows[:n]
-        rows[:, 0] = tokens
-        rows[:, 1] = np.arange(position, position + n)
-        rows[:, 2] = SEQUENCE
-        rows[:, 3] = 0
-        rows[want, 3] = 1
+        rows[:, abi.ROW_TOKEN] = tokens
+        rows[:, abi.ROW_POSITION] = np.arange(position, position + n)
+        rows[:, abi.ROW_SEQUENCE] = SEQUENCE
+        rows[:, abi.ROW_WANT_LOGITS] = 0
+        rows[want, abi.ROW_WANT_LOGITS] = 1
         pool.out_rows[: len(want)] = want
         pool.run(0, self._n_ops, n, len(want))
         view: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]

@@ -27,10 +27,7 @@ def _pointer_to(element):
 
 _u8_pointer = _pointer_to(types.uint8)
 _u16_pointer = _pointer_to(types.uint16)
-_i16_pointer = _pointer_to(types.int16)
 _u32_pointer = _pointer_to(types.uint32)
-_f32_pointer = _pointer_to(types.float32)
-_i64_pointer = _pointer_to(types.int64)
 
 
 @inline_kernel
@@ -46,24 +43,6 @@ def u16_array(addr, n):
 
 
 @inline_kernel
-def i16_array(addr, n):
-    """int16[n] at `addr`."""
-    return carray(_i16_pointer(addr), (n,))
-
-
-@inline_kernel
 def u32_array(addr, n):
     """uint32[n] at `addr`."""
     return carray(_u32_pointer(addr), (n,))
-
-
-@inline_kernel
-def f32_array(addr, n):
-    """float32[n] at `addr`."""
-    return carray(_f32_pointer(addr), (n,))
-
-
-@inline_kernel
-def i64_array(addr, n):
-    """int64[n] at `addr`."""
-    return carray(_i64_pointer(addr), (n,))

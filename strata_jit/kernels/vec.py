@@ -203,7 +203,7 @@ def f16_bits(typingctx, value):
     return types.uint16(types.float32), codegen
 
 
-def _scalar_access(numba_type, llvm_type):
+def _scalar_load(numba_type, llvm_type):
     @intrinsic
     def load(typingctx, address):
         def codegen(context, b, signature, args):
@@ -211,6 +211,10 @@ def _scalar_access(numba_type, llvm_type):
 
         return numba_type(types.int64), codegen
 
+    return load
+
+
+def _scalar_store(numba_type):
     @intrinsic
     def store(typingctx, address, value):
         def codegen(context, b, signature, args):
@@ -219,14 +223,13 @@ def _scalar_access(numba_type, llvm_type):
 
         return types.void(types.int64, value), codegen
 
-    return load, store
+    return store
 
 
-load_f32, store_f32 = _scalar_access(types.float32, F32)
-load_f64, store_f64 = _scalar_access(types.float64, F64)
-load_i64, store_i64 = _scalar_access(types.int64, I64)
-load_i32, store_i32 = _scalar_access(types.int32, I32)
-load_u16, store_u16 = _scalar_access(types.uint16, I16)
+load_f32, store_f32 = _scalar_load(types.float32, F32), _scalar_store(types.float32)
+load_f64 = _scalar_load(types.float64, F64)
+load_i64, store_i64 = _scalar_load(types.int64, I64), _scalar_store(types.int64)
+store_u16 = _scalar_store(types.uint16)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------
@@ -372,28 +375,6 @@ def _fold(name, combine, vector_type=f32x8, scalar_type=types.float32):
 
 sum8 = _fold("((l0+l4)+(l2+l6))+((l1+l5)+(l3+l7))", lambda b, x, y: b.fadd(x, y))
 hmax8 = _fold("Largest lane.", lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
-
-
-@intrinsic
-def round_to_i8(typingctx, address, x):
-    """Store the eight lanes of x, integral and in [-128, 127], as int8 at `address`."""
-
-    def codegen(context, b, signature, args):
-        wide = b.fptosi(args[1], i32x8.llvm)
-        store_as(b, args[0], b.trunc(wide, vector(I8, LANES)))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, f32x8), codegen
-
-
-@intrinsic
-def bits_f32(typingctx, bits):
-    """float32 whose bits are the low 32 of an int64 (float arguments of an op travel so)."""
-
-    def codegen(context, b, signature, args):
-        return b.bitcast(b.trunc(args[0], I32), F32)
-
-    return types.float32(types.int64), codegen
 
 
 @overload(operator.neg)

@@ -27,8 +27,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from strata_jit.errors import PoolError
 from strata_jit.kernels import abi, sync_abi
 from strata_jit.pool.program import PoolSpec
+from strata_jit.units import format_bytes
 
 PAGE = mmap.PAGESIZE
 STOP = 0
@@ -150,13 +152,20 @@ class Memory:
 def allocate(nbytes: int, arena: str, name: str) -> Memory:
     """Page-aligned zero memory of one process: "memfd" or "anon". Pages exist once they are touched."""
     nbytes = max(nbytes, PAGE)
-    if arena == "anon":
-        return Memory(nbytes)
-    fd = create_memfd(name, nbytes)
     try:
-        return Memory(nbytes, fd)
-    finally:
-        os.close(fd)
+        if arena == "anon":
+            return Memory(nbytes)
+        fd = create_memfd(name, nbytes)
+        try:
+            return Memory(nbytes, fd)
+        finally:
+            os.close(fd)
+    except OSError as fault:
+        size = format_bytes(nbytes)
+        raise PoolError(
+            f"{name}: cannot get {size} of memory ({fault.strerror}): "
+            "free some, or take a smaller model or context"
+        ) from None
 
 
 def _up(n: int, multiple: int) -> int:

@@ -177,7 +177,6 @@ class Pool:
     # --- start ------------------------------------------------------------------------------------------
 
     def _start(self, spec: PoolSpec) -> None:
-        begin = time.monotonic()
         self._cache = open_cache()
         program = settle_store_types(spec.program, spec.files, reference=spec.reference)
         self.spec = replace(spec, program=program)
@@ -192,7 +191,7 @@ class Pool:
         self.kernels = tuple(KernelVariant(*item) for item in compiled[0]["variants"].items())
         self.isa: str = compiled[0]["isa"]
         loading = time.monotonic()
-        self.compile_s = loading - begin
+        self.compile_s = max(float(message["seconds"]) for message in compiled)
         self._load()
         self.load_s = time.monotonic() - loading
         self._broadcast("run")

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,15 @@ class Node:
 
     def compile(self, cache_path: Path) -> None:
         """Compile or load every kernel, while no thread is pinned yet; answers "compiled"."""
+        begin = time.monotonic()
         self.kernels = _load_kernels(self, cache_path)
         self.channel.send(
-            {"type": "compiled", "isa": self.kernels.isa, "variants": dict(self.kernels.variants)}
+            {
+                "type": "compiled",
+                "seconds": time.monotonic() - begin,
+                "isa": self.kernels.isa,
+                "variants": dict(self.kernels.variants),
+            }
         )
 
     def load(self) -> None:

@@ -37,7 +37,7 @@ JSON_KEYS = (
     "text", "prompt_tokens", "generated_tokens", "token_ids", "stop_reason",
     "prompt_tok_s", "decode_tok_s", "ttft_s", "load_s", "compile_s", "wait_us_per_token",
     "weight_bytes_per_token", "workers", "threads", "split", "nodes", "kernels", "output_sha256",
-    "model", "versions",
+    "model", "versions", "seed",
 )
 # fmt: on
 _DEPENDENCIES = ("numba", "llvmlite", "numpy", "tokenizers", "jinja2")

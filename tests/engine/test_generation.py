@@ -30,6 +30,12 @@ class FakeStepper:
         self.script = iter(script)
         self.steps = []
 
+    def begin(self, user):
+        self.user = user
+
+    def check(self, user):
+        assert user is self.user
+
     def prompt(self, tokens):
         return self._logits()
 

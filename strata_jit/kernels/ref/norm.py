@@ -29,4 +29,4 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
         lanes = fma32(eight, eight, lanes)
     mean = sum_lanes(lanes) / np.float32(n)
     scale = np.float32(1) / np.sqrt(mean + np.float32(eps))
-    return (x * scale[..., None]) * weight
+    return np.asarray((x * scale[..., None]) * weight, np.float32)
