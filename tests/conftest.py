@@ -1,6 +1,6 @@
-"""Options that point tests at data outside the repository, and the data within it.
+"""Options that point tests at data and tools outside the repository, and the data within it.
 
-Without an option, the tests that would use its directory are skipped, saying so.
+Without an option, the tests that would use what it names are skipped, saying so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ DIRECTORIES = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, what in DIRECTORIES.items():
         parser.addoption(f"--{name}", metavar="DIR", type=Path, help=f"directory of {what}")
+    parser.addoption(
+        "--rig", metavar="PATH", type=Path, help="numa-vm, which boots guests with several nodes"
+    )
 
 
 def directory(request: pytest.FixtureRequest, name: str) -> Path:
@@ -61,3 +64,13 @@ def models_dir(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def topologies_dir(request: pytest.FixtureRequest) -> Path:
     return directory(request, "topologies")
+
+
+@pytest.fixture(scope="session")
+def rig_path(request: pytest.FixtureRequest) -> Path:
+    path: Path | None = request.config.getoption("--rig")
+    if path is None:
+        pytest.skip("no --rig PATH given")
+    if not path.is_file():
+        pytest.fail(f"--rig {path}: no such file")
+    return path.absolute()
