@@ -33,8 +33,8 @@ def _quota(machine: Machine) -> Iterator[str]:
         return
     limit = machine.limit("cpu_quota")
     found = (
-        f"the CPU quota allows {counted(quota, 'CPU')} of time on {counted(len(machine.cores), 'core')}: "
-        "give the container or service a larger one"
+        f"to lift the CPU quota of {counted(quota, 'CPU')} on {counted(len(machine.cores), 'core')}, give "
+        "the container or service a larger one"
     )
     if limit is None:
         yield found
