@@ -1,8 +1,7 @@
 """The `strata-jit` command: options and environment variables in, one library call, output through `report`.
 
-Owns option names, the two variables and exit codes; knows nothing of how a model is computed. It is the only
-module that reads the environment. Heavy imports sit inside the command, so that `--help` and `--version` are
-immediate.
+Owns the group of commands and the exit codes; each command has a module of its own in `commands/`. Knows
+nothing of how a model is computed. Heavy imports sit inside the commands, so that `--help` is immediate.
 
 Exit codes: 0 done, 1 the run failed, 2 wrong options, environment or input, 3 the model does not fit where it
 was asked to go, 130 interrupted. A reader of stdout that leaves early (`| head`) is no failure.
@@ -10,62 +9,15 @@ was asked to go, 130 interrupted. A reader of stdout that leaves early (`| head`
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any
 
 import click
 
 import strata_jit
-from strata_jit.errors import StrataError, UsageError, one_line
-
-if TYPE_CHECKING:
-    from strata_jit.engine.model import Model
-    from strata_jit.engine.results import GenerationResult
-    from strata_jit.engine.sample import Sampling
-    from strata_jit.gguf.reader import GGUFFile
-    from strata_jit.gguf.tokenizer import Tokenizer
-    from strata_jit.report import TextOutput
-
-_EXIT_INTERRUPTED = 130
-_NUMA_POOL = "STRATA_NUMA_POOL"
-_NUMA_POOL_VALUES = ("0", "1", "test")
-_SPIN_US = "STRATA_POOL_SPIN_US"
-_MAX_SPIN_US = 10**9
-_MAX_PROMPT_BYTES = 64 << 20
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
-    """What the user asked of `decode`; the fields are click's parameter names."""
-
-    model: str
-    prompt: str | None
-    prompt_file: str | None
-    system: str | None
-    raw: bool
-    max_tokens: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
-    ctx: int | None
-    pool_workers: int | None
-    chunk: int | None
-    isa: str
-    reference: bool
-    arena: Literal["memfd", "anon"]
-    test_slices: int | None
-    json: bool
-    list_kernels: bool
+from strata_jit.commands.common import EXIT_INTERRUPTED, os_error_text
+from strata_jit.commands.decode import decode
+from strata_jit.commands.topology import topology
+from strata_jit.errors import StrataError, one_line
 
 
 class _Group(click.Group):
@@ -77,62 +29,13 @@ class _Group(click.Group):
         except StrataError as error:
             message, exit_code = str(error), error.exit_code
         except KeyboardInterrupt:
-            ctx.exit(_EXIT_INTERRUPTED)
+            ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:  # stderr has lost its reader: there is nobody to tell
             ctx.exit(1)
         except OSError as error:
-            message, exit_code = _os_error_text(error), 1
+            message, exit_code = os_error_text(error), 1
         click.echo(f"error: {one_line(message)}", err=True)
         ctx.exit(exit_code)
-
-
-def _os_error_text(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return reason if error.filename is None else f"{os.fspath(error.filename)}: {reason}"
-
-
-def _options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Several click options as one decorator, listed in the order of the help text."""
-
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_AT_LEAST_0, _AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
-
-_prompt_options = _options(
-    click.option("--model", required=True, metavar="PATH", help="GGUF file; of a split model, any part."),
-    click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads it from stdin."),
-    click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
-    click.option("--system", metavar="TEXT", help="System message before the prompt."),
-    click.option("--raw", is_flag=True, help="Take the prompt as it is, without the model's chat template."),
-    click.option("-n", "--max-tokens", type=_AT_LEAST_1, default=128, metavar="N", help="[128]"),
-)
-_sampling_options = _options(
-    click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
-    click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
-    click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass."),
-    click.option("--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest."),
-    click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
-    click.option("--seed", type=int, help="Makes sampling repeatable."),
-)
-_pool_options = _options(
-    click.option("--ctx", type=_AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
-    click.option("--pool-workers", type=_AT_LEAST_0, metavar="N", help="Threads beside the host core's own."),
-    click.option("--chunk", type=_AT_LEAST_1, metavar="N", help="Prompt tokens computed at once."),
-    click.option("--isa", type=click.Choice(["auto", "avx2", "portable"]), default="auto", show_default=True),
-    click.option("--reference", is_flag=True, help="Compute in float: slow, exact."),
-    click.option("--arena", type=click.Choice(["memfd", "anon"]), default="memfd", show_default=True),
-    click.option("--test-slices", type=_AT_LEAST_1, metavar="N", help=f"{_NUMA_POOL}=test, with N slices."),
-)
-_output_options = _options(
-    click.option("--json", is_flag=True, help="One JSON document on stdout instead of the text."),
-    click.option("--list-kernels", is_flag=True, help="Show the kernel of each of the model's operations."),
-)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -141,168 +44,5 @@ def main() -> None:
     """Run mixture-of-experts GGUF models on the CPU, one pinned process per NUMA node."""
 
 
-@main.command(short_help="Write a model's answer to a prompt.")
-@_prompt_options
-@_sampling_options
-@_pool_options
-@_output_options
-@click.pass_context
-def decode(ctx: click.Context, /, **given: Any) -> None:
-    """Write a model's answer to a prompt on stdout, as it comes.
-
-    Progress, warnings and the closing figures go to stderr. On a terminal, control characters in the answer
-    are shown as symbols; a file or a pipe gets the text unchanged. A newline ends it if it has none.
-
-    \b
-    Environment (options win):
-      STRATA_NUMA_POOL     0, 1 or test; test cuts the model into slices on any machine
-      STRATA_POOL_SPIN_US  microseconds that a waiting thread spins before it sleeps
-    """
-    ctx.exit(_decode(DecodeOptions(**given)))
-
-
-def _decode(options: DecodeOptions) -> int:
-    """Run the command; the exit code. Imports what only a real run needs."""
-    from strata_jit.report import OutputClosed, TextOutput
-
-    out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
-    try:
-        return _list_kernels(options, out) if options.list_kernels else _answer(options, out)
-    except OutputClosed:
-        return 0
-
-
-def _answer(options: DecodeOptions, out: TextOutput) -> int:
-    from strata_jit.report import json_document, print_summary, print_warnings
-
-    info = result = None
-    try:
-        ids, n_ctx, tokenizer = _encode(options)
-        sampling = _sampling(options)
-        with _load(options, n_ctx, tokenizer) as model:
-            print_warnings(model.info)
-            result = _stream(model, ids, sampling, options, out)
-            info = model.info
-    except KeyboardInterrupt:
-        pass  # what is known by now is still reported
-    if options.json:
-        out.write(json_document(options.model, info, result))
-    elif info is not None and result is not None:
-        print_summary(info, result)
-    return _EXIT_INTERRUPTED if result is None or result.stop_reason == "interrupted" else 0
-
-
-def _stream(
-    model: Model, ids: list[int], sampling: Sampling, options: DecodeOptions, out: TextOutput
-) -> GenerationResult | None:
-    generation = model.generate(ids, max_tokens=options.max_tokens, sampling=sampling)
-    try:
-        for piece in generation:
-            if not options.json:
-                out.write(piece)
-    except KeyboardInterrupt:
-        pass  # the result says so
-    finally:
-        generation.close()
-        out.end_line()
-    return generation.result
-
-
-def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
-    from strata_jit.report import kernel_listing, print_warnings
-
-    _open_model(options.model)
-    with _load(options, options.ctx or 1) as model:
-        print_warnings(model.info)
-        out.write(kernel_listing(model.info, options.json))
-    return 0
-
-
-def _load(options: DecodeOptions, n_ctx: int, tokenizer: Tokenizer | None = None) -> Model:
-    from strata_jit.report import LoadProgress
-
-    numa_pool, spin_us = read_environment(os.environ)
-    with LoadProgress() as progress:
-        return strata_jit.load(
-            options.model,
-            workers=options.pool_workers,
-            ctx=n_ctx,
-            chunk=options.chunk,
-            isa=None if options.isa == "auto" else options.isa,
-            reference=options.reference,
-            numa_pool=numa_pool if options.test_slices is None else "test",
-            test_slices=options.test_slices,
-            spin_us=spin_us,
-            arena=options.arena,
-            tokenizer=tokenizer,
-            on_progress=progress,
-        )
-
-
-def _encode(options: DecodeOptions) -> tuple[list[int], int, Tokenizer]:
-    """The prompt's token ids, the context to make room for, and the tokenizer."""
-    from strata_jit.engine.prompt import choose_context, encode_prompt
-    from strata_jit.gguf.tokenizer import Tokenizer
-
-    text = _read_prompt(options.prompt, options.prompt_file)
-    gguf = _open_model(options.model)
-    tokenizer = Tokenizer.from_gguf(gguf)
-    ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer)
-    return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx), tokenizer
-
-
-def _open_model(path: str) -> GGUFFile:
-    from strata_jit.gguf.reader import open_gguf
-
-    try:
-        return open_gguf(path)
-    except OSError as error:
-        raise UsageError(f"cannot read the model: {_os_error_text(error)}") from None
-
-
-def _sampling(options: DecodeOptions) -> Sampling:
-    from strata_jit.engine.sample import Sampling
-
-    return Sampling(
-        temp=options.temp,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repeat_penalty=options.repeat_penalty,
-        seed=options.seed,
-    )
-
-
-def read_environment(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """(STRATA_NUMA_POOL, STRATA_POOL_SPIN_US); None where unset or empty. UsageError on unknown values."""
-    numa_pool = environ.get(_NUMA_POOL) or None
-    if numa_pool is not None and numa_pool not in _NUMA_POOL_VALUES:
-        raise UsageError(f"{_NUMA_POOL}={numa_pool!r}: expected 0, 1 or test, or unset it")
-    spin = environ.get(_SPIN_US) or None
-    if spin is None:
-        return numa_pool, None
-    if not (spin.isascii() and spin.isdecimal() and len(spin) <= 10 and int(spin) <= _MAX_SPIN_US):
-        expected = f"a whole number of microseconds from 0 to {_MAX_SPIN_US}"
-        raise UsageError(f"{_SPIN_US}={spin!r}: expected {expected}, or unset it")
-    return numa_pool, int(spin)
-
-
-def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
-    """The prompt's text. Of a file or stdin, one newline at the end is not part of it."""
-    from strata_jit.engine.prompt import prompt_text
-
-    if (prompt is None) == (prompt_file is None):
-        raise UsageError("give the prompt by one of -p TEXT, -p - (stdin) and --prompt-file PATH")
-    if prompt is not None and prompt != "-":
-        return prompt_text(os.fsencode(prompt), "--prompt")
-    from_stdin = "-" in (prompt, prompt_file)
-    if from_stdin and sys.stdin is None:
-        raise UsageError("cannot read the prompt: stdin is closed")
-    try:
-        with contextlib.nullcontext(sys.stdin.buffer) if from_stdin else open(str(prompt_file), "rb") as file:
-            raw = file.read(_MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the prompt: {_os_error_text(error)}") from None
-    if len(raw) > _MAX_PROMPT_BYTES:
-        raise UsageError(f"the prompt is longer than {_MAX_PROMPT_BYTES} bytes: shorten it")
-    return prompt_text(raw, "stdin" if from_stdin else str(prompt_file)).removesuffix("\n").removesuffix("\r")
+main.add_command(decode)
+main.add_command(topology)

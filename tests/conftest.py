@@ -1,6 +1,6 @@
-"""Options that point tests at data outside the repository, and the data within it.
+"""Options that point tests at data and tools outside the repository, and the data within it.
 
-Without an option, the tests that would use its directory are skipped, saying so.
+Without an option, the tests that would use what it names are skipped, saying so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ DIRECTORIES = {
     "tokenizers": "vocabularies with strings and their ids (*.gguf, *.inp, *.out)",
     "templates": "chat templates with conversations and what they render (*.jinja, *.json)",
     "models": "model files",
+    "topologies": "recorded machines with what hwloc reads of them (*.tar.bz2, *.console, *.xml)",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, what in DIRECTORIES.items():
         parser.addoption(f"--{name}", metavar="DIR", type=Path, help=f"directory of {what}")
+    parser.addoption(
+        "--rig", metavar="PATH", type=Path, help="numa-vm, which boots guests with several nodes"
+    )
 
 
 def directory(request: pytest.FixtureRequest, name: str) -> Path:
@@ -55,3 +59,18 @@ def templates_dir(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def models_dir(request: pytest.FixtureRequest) -> Path:
     return directory(request, "models")
+
+
+@pytest.fixture
+def topologies_dir(request: pytest.FixtureRequest) -> Path:
+    return directory(request, "topologies")
+
+
+@pytest.fixture(scope="session")
+def rig_path(request: pytest.FixtureRequest) -> Path:
+    path: Path | None = request.config.getoption("--rig")
+    if path is None:
+        pytest.skip("no --rig PATH given")
+    if not path.is_file():
+        pytest.fail(f"--rig {path}: no such file")
+    return path.absolute()

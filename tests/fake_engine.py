@@ -97,6 +97,7 @@ class FakeModel:
 
     def __init__(self, script: Script, path: str) -> None:
         self._script, self._path = script, path
+        self._asked = 0
 
     def __enter__(self) -> FakeModel:
         return self
@@ -125,6 +126,14 @@ class FakeModel:
             kernels=(KernelUse("attention", "avx2"), KernelUse("head Q6_K", "portable")),
             warnings=tuple(self._script.warnings),
         )
+
+    def experts_skipped(self) -> int:
+        return 12
+
+    def op_seconds(self) -> dict[str, float]:
+        """Of two calls the second is later by 0.25 and 2.5 s."""
+        self._asked += 1
+        return {"attention": 0.25 * self._asked, "linear": 2.5 * self._asked}
 
     def generate(self, ids: list[int], **given: Any) -> FakeGeneration:
         self._script.calls.append(("generate", {"ids": ids, **given}))

@@ -26,6 +26,13 @@ JSON_KEYS = """
     versions seed
 """.split()
 EXIT_INTERRUPTED = 130
+VARIABLES = (
+    "STRATA_NUMA_POOL",
+    "STRATA_POOL_SPIN_US",
+    "STRATA_EXCHANGE_ROTATE",
+    "STRATA_DECODE_TIMING",
+    "STRATA_ROUTE_TAIL_SKIP",
+)
 
 
 def _fakes() -> ModuleType:
@@ -47,7 +54,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     def assign(module: ModuleType, name: str, value: object) -> None:
         monkeypatch.setitem(vars(module), name, value)
 
-    for name in ("STRATA_NUMA_POOL", "STRATA_POOL_SPIN_US"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     script = fake_engine.Script()
     fake_engine.install(script, assign)
@@ -122,6 +129,11 @@ def test_decode_defaults(script: Any) -> None:
         "numa_pool": None,
         "test_slices": None,
         "spin_us": None,
+        "pool_affinity": None,
+        "pool_tasks": 0,
+        "exchange_rotate": False,
+        "route_tail_skip": 0,
+        "aux_cpus": "off",
         "arena": "memfd",
     }
     generate = call(script, "generate")
@@ -132,9 +144,12 @@ def test_decode_defaults(script: Any) -> None:
 def test_decode_passes_options_on(script: Any) -> None:
     sampling = "--temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 --seed 3"
     pool = "--ctx 50 --pool-workers 0 --chunk 7 --isa portable --reference --arena anon"
+    pool += " --pool-affinity p-cores --pool-tasks 9 --aux-cpus auto"
     run("-p", "hi", "--system", "be brief", "-n", "9", *sampling.split(), *pool.split())
     assert call(script, "encode")["system"] == "be brief"
+    expected: dict[str, Any]
     expected = {"workers": 0, "ctx": 50, "chunk": 7, "isa": "portable", "reference": True, "arena": "anon"}
+    expected |= {"pool_affinity": "p-cores", "pool_tasks": 9, "aux_cpus": "auto"}
     assert expected.items() <= call(script, "load").items()
     generate = call(script, "generate")
     assert generate["max_tokens"] == 9
@@ -162,6 +177,25 @@ def test_decode_reads_environment(script: Any, value: str) -> None:
     assert expected.items() <= call(script, "load").items()
 
 
+def test_decode_reads_exchange_rotation(script: Any) -> None:
+    run("-p", "hi", STRATA_EXCHANGE_ROTATE="1")
+    assert call(script, "load")["exchange_rotate"] is True
+
+
+def test_decode_shows_what_was_left_out(script: Any) -> None:
+    stderr = run("-p", "hi", STRATA_ROUTE_TAIL_SKIP="5").stderr
+    assert call(script, "load")["route_tail_skip"] == 5
+    assert "lossy: 12 choices of experts at rank 5 or later were left out of this run\n" in stderr
+
+
+def test_decode_prints_one_line_of_times(script: Any) -> None:
+    timings = [
+        line for line in run("-p", "hi", STRATA_DECODE_TIMING="1").stderr.splitlines() if "timing" in line
+    ]
+    assert timings == ["timing: 3 + 3 tokens, linear 2.50 s, attention 250 ms"]
+    assert "timing" not in run("-p", "hi", STRATA_DECODE_TIMING="0").stderr
+
+
 def test_decode_option_wins_over_environment(script: Any) -> None:
     run("-p", "hi", "--test-slices", "3", STRATA_NUMA_POOL="0")
     assert {"numa_pool": "test", "test_slices": 3}.items() <= call(script, "load").items()
@@ -170,6 +204,7 @@ def test_decode_option_wins_over_environment(script: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("STRATA_NUMA_POOL", value) for value in ("2", "on", "Test")]
+    + [("STRATA_ROUTE_TAIL_SKIP", "-1"), ("STRATA_EXCHANGE_ROTATE", "2"), ("STRATA_DECODE_TIMING", "yes")]
     + [("STRATA_POOL_SPIN_US", value) for value in ("-1", "1.5", "fast", "9" * 30, " 5", "٣")],
 )
 def test_decode_refuses_environment_by_name(script: Any, name: str, value: str) -> None:
@@ -185,6 +220,8 @@ def test_decode_refuses_environment_by_name(script: Any, name: str, value: str) 
         ("-p", "hi", "-n", "0"),
         ("-p", "hi", "--pool-workers", "-1"),
         ("-p", "hi", "--isa", "sse9"),
+        ("-p", "hi", "--pool-affinity", "e-cores"),
+        ("-p", "hi", "--pool-tasks", "4097"),
         ("-p", "hi", "--no-such-option"),
         ("-p", "hi", "--top-p", "much"),
         ("-p", "hi", "--top-p", "1.5"),

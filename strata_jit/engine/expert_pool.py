@@ -20,7 +20,7 @@ from strata_jit.engine.setup import spin_us as _spin
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import open_gguf
 from strata_jit.models.expert_layers import build_expert_layers, complement
-from strata_jit.placement.plan import plan_nodes
+from strata_jit.placement import PlanOptions, plan
 from strata_jit.pool.host import Pool
 from strata_jit.pool.program import PoolSpec
 from strata_jit.topology.machine import read_machine
@@ -55,7 +55,8 @@ class ExpertPool:
         if max_tokens < 1:
             raise UsageError(f"max_tokens: found {max_tokens}, expected 1 or more")
         file = open_gguf(path)
-        plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
+        options = PlanOptions(workers=workers, numa_pool=numa_pool, test_slices=test_slices)
+        planned = plan(read_machine(), None, options)
         resident = _as_sets(resident or {})
         self._layers = layers = build_expert_layers(file, max_tokens, resident)
         self._max_tokens = max_tokens
@@ -64,13 +65,13 @@ class ExpertPool:
         self._pool = Pool(
             PoolSpec(
                 program=layers.program,
-                nodes=node_specs(plan, layers.program),
+                nodes=node_specs(planned, layers.program),
                 files=tuple(str(part) for part in file.parts),
                 max_rows=max_tokens,
                 n_seq=1,
                 kv_blocks=1,
                 isa=isa,
-                spin_us=_spin(plan, spin_us),
+                spin_us=_spin(planned, spin_us),
                 arena=arena,
             ),
             on_progress,

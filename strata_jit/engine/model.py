@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from strata_jit import models
 from strata_jit.engine.embedding import EmbeddingRows
 from strata_jit.engine.generation import Generation
 from strata_jit.engine.prompt import encode_prompt
@@ -23,19 +22,19 @@ from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
 from strata_jit.engine.setup import Progress, check_pool_options, node_specs
 from strata_jit.engine.setup import spin_us as _spin
+from strata_jit.engine.sizes import plan_model
 from strata_jit.engine.steps import Stepper
 from strata_jit.engine.traffic import kernel_uses, weight_bytes_per_token
 from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.placement.plan import Plan, plan_nodes
+from strata_jit.placement import Plan, PlanOptions, helper_cpus
+from strata_jit.placement.helpers import OFF
 from strata_jit.pool.host import Pool
 from strata_jit.pool.program import PoolSpec
+from strata_jit.topology.affinity import confine_threads
 from strata_jit.topology.machine import read_machine
-
-DEFAULT_CHUNK = 512
-DEFAULT_CTX = 4096
 
 
 def load(
@@ -49,6 +48,11 @@ def load(
     numa_pool: str | None = None,
     test_slices: int | None = None,
     spin_us: int | None = None,
+    pool_affinity: str | None = None,
+    pool_tasks: int = 0,
+    exchange_rotate: bool = False,
+    route_tail_skip: int = 0,
+    aux_cpus: str = "off",
     arena: Literal["memfd", "anon"] = "memfd",
     tokenizer: Tokenizer | None = None,
     on_progress: Progress | None = None,
@@ -64,6 +68,13 @@ def load(
     numa_pool    None, "0", "1" or "test": whether to split over NUMA nodes
     test_slices  node processes in test mode; None: 2
     spin_us      microseconds that an idle thread spins before it sleeps; None: 200
+    pool_affinity  "all", "auto" or "p-cores": which cores of a hybrid chip work; None: "auto"
+    pool_tasks   pieces into which each node cuts its rows of an operation on one token, about; 0: automatic
+    exchange_rotate  whether experts may move to memory of unknown place, which a split cannot have
+    route_tail_skip  lossy: leave out experts that every token of a step ranks there or later, from 0; 0: none
+    aux_cpus     CPUs of the node processes' threads that compute nothing, and of all threads of this process
+                 but the calling one, for good: a list such as "0-3", "auto" (those left free by the team);
+                 "off": as they are
     arena        where weights lie: "memfd" or "anon"
     tokenizer    the file's own, if it was built already
     on_progress  called as on_progress(stage, done, total): "compile" counts kernels, "load" bytes
@@ -71,26 +82,40 @@ def load(
     Raises ModelError for a file that cannot be run, UsageError for an option that makes no sense, PoolError
     or NodeDied where a node process fails. Close the model, or use it in a `with` statement.
     """
+    check_pool_options(spin_us, arena, pool_tasks)
     file = open_gguf(path)
-    plan = plan_nodes(read_machine(), workers, numa_pool, test_slices)
-    chunk = DEFAULT_CHUNK if chunk is None else chunk
-    check_pool_options(spin_us, arena)
-    if chunk < 1:
-        raise UsageError(f"chunk: found {chunk}, expected 1 or more tokens")
-    n_ctx = _context(file, ctx)
-    limits = StepLimits(max_rows=min(chunk, n_ctx), n_ctx=n_ctx, n_nodes=len(plan.nodes), reference=reference)
-    language_model = models.build(file, limits)
+    options = PlanOptions(
+        workers=workers,
+        numa_pool=numa_pool,
+        test_slices=test_slices,
+        pool_affinity=pool_affinity,
+        exchange_rotate=exchange_rotate,
+    )
+    machine = read_machine()
+    ready = plan_model(
+        file,
+        machine,
+        options,
+        ctx=ctx,
+        chunk=chunk,
+        reference=reference,
+        route_tail_skip=route_tail_skip,
+    )
+    language_model, limits, planned = ready.model, ready.limits, ready.plan
+    helpers = None if aux_cpus == OFF else tuple(sorted(helper_cpus(machine, planned, aux_cpus)))
     spec = PoolSpec(
         program=language_model.program,
-        nodes=node_specs(plan, language_model.program),
+        nodes=node_specs(planned, language_model.program),
         files=tuple(str(part) for part in file.parts),
         max_rows=limits.max_rows,
         n_seq=limits.n_seq,
         kv_blocks=language_model.kv_blocks,
         isa=isa,
         reference=reference,
-        spin_us=_spin(plan, spin_us),
+        spin_us=_spin(planned, spin_us),
         arena=arena,
+        helper_cpus=helpers,
+        tasks=pool_tasks,
     )
     tokenizer = tokenizer or Tokenizer.from_gguf(file)
     if tokenizer.n_vocab > language_model.n_vocab:
@@ -98,9 +123,11 @@ def load(
         raise ModelError.at(
             file.path, "tensor token_embd.weight", found, f"{tokenizer.n_vocab}, a row a token"
         )
+    if helpers is not None:
+        confine_threads(helpers, but_this=True)
     pool = Pool(spec, on_progress)
     try:
-        return Model(file, tokenizer, plan, limits, language_model, pool)
+        return Model(file, tokenizer, planned, limits, language_model, pool)
     except BaseException:
         pool.close()
         raise
@@ -113,7 +140,7 @@ class Model:
         self,
         file: GGUFFile,
         tokenizer: Tokenizer,
-        plan: Plan,
+        planned: Plan,
         limits: StepLimits,
         language_model: LanguageModel,
         pool: Pool,
@@ -122,9 +149,10 @@ class Model:
         self.n_ctx = limits.n_ctx
         self._is_open = True
         self._file, self._pool = file, pool
+        self._skipped = language_model.skipped
         self._embedding = EmbeddingRows(file, language_model.token_embd)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
-        self.info = _info(file, plan, language_model, pool)
+        self.info = _info(file, planned, language_model, pool)
 
     def chat(self, text: str, system: str | None = None) -> list[int]:
         """Token ids of a user's message in the model's chat template. UsageError if the file has none."""
@@ -159,6 +187,19 @@ class Model:
         user = object()
         self._stepper.begin(user)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(user, tokens)])
+
+    def experts_skipped(self) -> int:
+        """Choices of experts that `route_tail_skip` has left out so far."""
+        self._check_open()
+        if self._skipped is None:
+            return 0
+        return int(self._pool.buffer(self._skipped, np.dtype(np.int64))[0])
+
+    def op_seconds(self) -> dict[str, float]:
+        """Seconds inside operations so far, by kind, as the first thread of each node counts: their mean."""
+        self._check_open()
+        nodes = self._pool.stats().kind_ns
+        return {kind: sum(node[kind] for node in nodes) / len(nodes) / 1e9 for kind in nodes[0]}
 
     def close(self) -> None:
         """End the node processes and free all memory; may be called again."""
@@ -199,28 +240,18 @@ class Model:
             )
 
 
-def _context(file: GGUFFile, ctx: int | None) -> int:
-    n_ctx_train = file.get(f"{file.get('general.architecture', str)}.context_length", int)
-    if ctx is None:
-        return min(DEFAULT_CTX, n_ctx_train)
-    if not 1 <= ctx <= n_ctx_train:
-        raise UsageError(f"ctx: found {ctx}, expected 1 to {n_ctx_train}, the model's context")
-    return ctx
-
-
-def _info(file: GGUFFile, plan: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:
-    first = plan.nodes[0].node
+def _info(file: GGUFFile, planned: Plan, model: LanguageModel, pool: Pool) -> ModelInfo:
     nodes = tuple(
         NodeInfo(
             node=node.node,
             # the thread on the host's core is not counted as a worker
-            workers=node.threads - (node.node == first),
+            workers=node.threads - (i == 0),
             cpus=node.cpus or (),
             bytes=report.arena_bytes,
             placed_share=None,
             verified="unknown",
         )
-        for node, report in zip(plan.nodes, pool.nodes, strict=True)
+        for i, (node, report) in enumerate(zip(planned.nodes, pool.nodes, strict=True))
     )
     return ModelInfo(
         path=str(file.path),
@@ -229,11 +260,11 @@ def _info(file: GGUFFile, plan: Plan, model: LanguageModel, pool: Pool) -> Model
         load_s=pool.load_s,
         compile_s=pool.compile_s,
         weight_bytes_per_token=weight_bytes_per_token(pool.spec.program, model.n_expert_used),
-        workers=plan.workers,
-        threads=plan.threads,
-        split_on=plan.split_on,
-        split_reason=plan.split_reason,
+        workers=planned.n_workers,
+        threads=planned.threads,
+        split_on=planned.split.on,
+        split_reason=planned.split.reason,
         nodes=nodes,
         kernels=kernel_uses(pool.spec.program, {use.op: use.variant for use in pool.kernels}),
-        warnings=plan.warnings + model.notes,
+        warnings=planned.warnings + model.notes,
     )

@@ -11,8 +11,12 @@ from strata_jit.pool.program import Op, Program, TensorSpec
 
 def weight_bytes_per_token(program: Program, n_expert_used: int) -> int:
     """Stored bytes that a step of one row reads: every matrix once, of the experts those that are used."""
-    matrices = {m.id: m for op in program.ops for m in _matrices(program, op)}
-    return sum(_bytes_read(matrix, n_expert_used) for matrix in matrices.values())
+    return sum(_bytes_read(matrix, n_expert_used) for matrix in matrices_read(program))
+
+
+def matrices_read(program: Program) -> tuple[TensorSpec, ...]:
+    """The matrices that the ops read, each once."""
+    return tuple({m.id: m for op in program.ops for m in _matrices(program, op)}.values())
 
 
 def kernel_uses(program: Program, variants: Mapping[str, str]) -> tuple[KernelUse, ...]:

@@ -26,6 +26,9 @@ STEP_OUT_ROWS = 5
 STEP_KV_TABLE = 6
 """Byte offset from the step block to int64[n_seq][kv_table_stride]: KV slot of (sequence, block)."""
 STEP_KV_TABLE_STRIDE = 7
+STEP_TASKS = 8
+"""Runs into which each node cuts its rows of a one-row op; 0: as many as `runs` thinks best."""
+MAX_TASKS = 4096
 STEP_WORDS = 16
 
 ROW_TOKEN = 0

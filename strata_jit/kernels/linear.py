@@ -18,6 +18,7 @@ from strata_jit.kernels.runs import (
     list_row,
     n_runs,
     octet_address,
+    one_row_run,
     rows_from,
     run_octets,
     store_octet,
@@ -125,7 +126,7 @@ def run_many(seg, octet, n, act, act_stride, n_rows, tmp):
 @op
 def linear_one(control, args, thread):
     """Claim runs of octets of all segments, one after the other, for the row in the thread scratch."""
-    scratch, n_threads = word(thread, abi.THREAD_SCRATCH), word(thread, abi.THREAD_N_THREADS)
+    scratch = word(thread, abi.THREAD_SCRATCH)
     work, tmp = slice_bytes(args), scratch + word(args, ARG.tmp_scratch)
     unit, start = first_unit(thread), 0
     for i in range(word(args, ARG.n_segments)):
@@ -133,7 +134,7 @@ def linear_one(control, args, thread):
         tensor = word(seg, SEG.tensor)
         act = scratch + word(args, ARG.act_scratch) + word(seg, SEG.act_off)
         n_octets = word(tensor, abi.TENSOR_N_OCTETS)
-        run = run_octets(work, word(tensor, abi.TENSOR_OCTET_STRIDE), n_threads, RUN_OCTETS_ONE)
+        run = one_row_run(control, thread, work, word(tensor, abi.TENSOR_OCTET_STRIDE), RUN_OCTETS_ONE)
         stop = start + n_runs(n_octets, run)
         while unit < stop:
             octet = (unit - start) * run

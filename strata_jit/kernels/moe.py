@@ -20,6 +20,7 @@ from strata_jit.kernels.runs import (
     list_row,
     n_runs,
     octet_address,
+    one_row_run,
     rows_from,
     run_octets,
     store_octet,
@@ -78,7 +79,7 @@ def moe_gate_up_one(control, args, thread):
     n_used, n_octets = word(args, GATE_UP.n_used), word(gate, abi.TENSOR_N_OCTETS)
     step_bytes = gate_up_bytes(gate, up)
     work = n_used * n_octets * step_bytes
-    run = run_octets(work, step_bytes, word(thread, abi.THREAD_N_THREADS), RUN_OCTETS_MANY)
+    run = one_row_run(control, thread, work, step_bytes, RUN_OCTETS_MANY)
     runs = n_runs(n_octets, run)
     act, tile = scratch + word(args, GATE_UP.act_scratch), scratch + word(args, GATE_UP.tmp_scratch)
     unit = first_unit(thread)
@@ -166,7 +167,7 @@ def moe_down_one(control, args, thread):
     scratch = word(thread, abi.THREAD_SCRATCH)
     down, n_used = word(args, DOWN.down), word(args, DOWN.n_used)
     n_octets, stride = word(down, abi.TENSOR_N_OCTETS), word(down, abi.TENSOR_OCTET_STRIDE)
-    run = run_octets(n_octets * stride, stride, word(thread, abi.THREAD_N_THREADS), RUN_OCTETS_ONE)
+    run = one_row_run(control, thread, n_octets * stride, stride, RUN_OCTETS_ONE)
     unit = first_unit(thread)
     while unit < n_runs(n_octets, run):
         octet = unit * run

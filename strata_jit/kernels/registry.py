@@ -137,6 +137,15 @@ _ALL = (
         "logits:b logits_stride:i n_expert:i n_used:i mode:i norm_w:i w_scale:f "
         "route_scratch:s ids:b weights:b",
     ),
+    # lossy, and no part of a program unless asked for: the id of every expert that all rows of the step have
+    # at rank `tail_skip` or later becomes -1; weights stay. skipped: int64, entries left out so far
+    _op(
+        "route_tail",
+        "route",
+        ("router:route_tail_one", "router:route_tail_many"),
+        _MANY,
+        "n_expert:i n_used:i tail_skip:i route_scratch:s ids:b list_scratch:s skipped:b",
+    ),
     # ff[row * n_used + rank] = silu(gate) * up; an id of -1 is skipped. list_scratch and tmp_scratch, here
     # and below, have their sizes in `scratch`
     _op(
@@ -145,7 +154,7 @@ _ALL = (
         ("moe:moe_gate_up_one", "moe:moe_gate_up_many"),
         _BOTH,
         f"{_READ_ACT} gate:t gate_off:i up:t up_off:i route_scratch:s ids:b n_expert:i n_used:i "
-        "ff:b ff_stride:i tail_skip:i list_scratch:s tmp_scratch:s",
+        "ff:b ff_stride:i list_scratch:s tmp_scratch:s",
     ),
     # activation planes of every entry (row, rank); act_scratch holds n_used of them
     _op(

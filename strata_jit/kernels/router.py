@@ -1,15 +1,18 @@
-"""The op `route`: a row's router logits -> the experts it goes to and their weights.
+"""The ops `route`, a row's router logits -> the experts it goes to and their weights, and `route_tail`.
 
-Owns softmax and selection. p = exp(l - max) / sum, the sum in 8 lanes (expert mod 8) ascending, then the
-tree of `sum8`; the n_used largest p in descending order, ties to the lower id; `norm_w` divides by their sum
-in that order, at least WEIGHT_SUM_MIN; then times `w_scale`. Logits with a NaN or +inf, or without a finite
-one, give the lowest ids with NaN weights: the fault stays visible and no id is invalid.
+Owns softmax and selection, and which choices `route_tail` leaves out. p = exp(l - max) / sum, the sum in 8
+lanes (expert mod 8) ascending, then the tree of `sum8`; the n_used largest p in descending order, ties to the
+lower id; `norm_w` divides by their sum in that order, at least WEIGHT_SUM_MIN; then times `w_scale`. Logits
+with a NaN or +inf, or without a finite one, give the lowest ids with NaN weights: the fault stays visible and
+no id is invalid.
 """
 
 import numpy as np
 
 from strata_jit.kernels import abi
 from strata_jit.kernels._jit import inline_kernel, kernel, op
+from strata_jit.kernels.atomics import fetch_add, load64, store64
+from strata_jit.kernels.grouping import is_expert
 from strata_jit.kernels.mathx import exp8
 from strata_jit.kernels.registry import arg_index
 from strata_jit.kernels.vec import (
@@ -29,6 +32,8 @@ from strata_jit.kernels.vec import (
 )
 
 ARG = arg_index("route")
+TAIL = arg_index("route_tail")
+NO_EXPERT = -1
 GIVEN = 3
 """Mode: ids and weights are in the shared buffers already (0: softmax over all, then the largest)."""
 WEIGHT_SUM_MIN = np.float32(6.103515625e-5)
@@ -135,3 +140,49 @@ def route_many(control, args, thread):
         ids, weights = word(args, ARG.ids) + 8 * n_used * row, word(args, ARG.weights) + 4 * n_used * row
         route(args, scratch, row, ids, weights)
         row += word(thread, abi.THREAD_TEAM_SIZE)
+
+
+@kernel
+def best_ranks(ids, n_entries, n_expert, n_used, best):
+    """int64[n_expert] at `best`: the lowest rank at which any row has the expert, n_used where none has."""
+    for expert in range(n_expert):
+        store_i64(best + 8 * expert, n_used)
+    for i in range(n_entries):
+        expert = load64(ids + 8 * i)
+        if is_expert(expert, n_expert) and i % n_used < load_i64(best + 8 * expert):
+            store_i64(best + 8 * expert, i % n_used)
+
+
+@op
+def route_tail_one(control, args, thread):
+    """Every thread leaves the last ranks out of its own scratch; the first one counts them."""
+    ids = word(thread, abi.THREAD_SCRATCH) + word(args, TAIL.route_scratch)
+    skipped = 0
+    for rank in range(word(args, TAIL.tail_skip), word(args, TAIL.n_used)):
+        skipped += is_expert(load_i64(ids + 8 * rank), word(args, TAIL.n_expert))
+        store_i64(ids + 8 * rank, NO_EXPERT)
+    if word(thread, abi.THREAD_TEAM_INDEX) == 0:
+        fetch_add(word(args, TAIL.skipped), skipped)
+
+
+@op
+def route_tail_many(control, args, thread):
+    """Every thread finds each expert's best rank in the step, and the team shares the rows.
+
+    A thread may see ids that others have taken out already: they are of experts that are left out anyway.
+    """
+    n_expert, n_used = word(args, TAIL.n_expert), word(args, TAIL.n_used)
+    ids, n_rows = word(args, TAIL.ids), word(control, abi.STEP_N_ROWS)
+    best = word(thread, abi.THREAD_SCRATCH) + word(args, TAIL.list_scratch)
+    best_ranks(ids, n_rows * n_used, n_expert, n_used, best)
+    skipped, row = 0, word(thread, abi.THREAD_TEAM_INDEX)
+    while row < n_rows:
+        for rank in range(word(args, TAIL.tail_skip), n_used):
+            entry = ids + 8 * (n_used * row + rank)
+            expert = load64(entry)
+            if is_expert(expert, n_expert) and load_i64(best + 8 * expert) >= word(args, TAIL.tail_skip):
+                store64(entry, NO_EXPERT)
+                skipped += 1
+        row += word(thread, abi.THREAD_TEAM_SIZE)
+    if skipped > 0:
+        fetch_add(word(args, TAIL.skipped), skipped)

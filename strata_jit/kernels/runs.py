@@ -38,7 +38,21 @@ ONE = np.float32(1)
 def run_octets(work_bytes, octet_stride, n_threads, longest):
     """Octets of a run, 1 .. longest, even where more than one, from the bytes of all work of the op."""
     fair = work_bytes // (UNITS_PER_THREAD * n_threads)
-    run = min(min(fair, RUN_BYTES) // max(octet_stride, 1), longest)
+    return _run_of(min(fair, RUN_BYTES), octet_stride, longest)
+
+
+@inline_kernel
+def one_row_run(control, thread, work_bytes, octet_stride, longest):
+    """`run_octets` for a step of one row, in which the host may ask for a number of runs."""
+    tasks = word(control, abi.STEP_TASKS)
+    if tasks > 0:
+        return _run_of(work_bytes // tasks, octet_stride, longest)
+    return run_octets(work_bytes, octet_stride, word(thread, abi.THREAD_N_THREADS), longest)
+
+
+@inline_kernel
+def _run_of(run_bytes, octet_stride, longest):
+    run = min(run_bytes // max(octet_stride, 1), longest)
     return max(run - run % 2, 1)
 
 

@@ -66,6 +66,15 @@ class Experts:
             },
         )
 
+    def skip_tail(self, label: str, tail_skip: int, skipped: int) -> None:
+        """After `route`: leave out experts that every row of the step has at rank `tail_skip` or later.
+
+        skipped  buffer id of the int64 that counts them
+        """
+        fields = {"n_expert": self.n_expert, "n_used": self.n_used, "route_scratch": self.route_scratch}
+        lists = {"ids": self.ids, "list_scratch": self.lists, "skipped": skipped}
+        self.b.op("route_tail", label, fields | lists | {"tail_skip": tail_skip})
+
     def run(self, label: str, act: Act, gate: int, up: int, down: int, x: int, x_stride: int) -> None:
         """x += sum of weight * down(silu(gate(act)) * up(act)) over each row's experts."""
         b = self.b
@@ -87,7 +96,6 @@ class Experts:
                 "up": up,
                 "up_off": act.offsets[b.act_kind(up)],
                 "n_expert": self.n_expert,
-                "tail_skip": 0,
             },
         )
         kind = b.act_kind(down)

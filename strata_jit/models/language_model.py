@@ -27,6 +27,8 @@ class StepLimits:
     """Node processes, among which KV blocks are dealt in turn."""
     reference: bool = False
     """Store every matrix as float32: the slow, exact path."""
+    route_tail_skip: int = 0
+    """Lossy: leave out experts that all rows of a step have at this rank (from 0) or later; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +60,7 @@ class LanguageModel:
     token_embd: TensorInfo
     constants: tuple[Constant, ...]
     n_expert_used: int
+    skipped: int | None
+    """Buffer id of int64, choices of experts that were left out so far; None where none is."""
     notes: tuple[str, ...]
     """What the reader of a file should know, such as layers that are skipped."""

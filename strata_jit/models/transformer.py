@@ -76,6 +76,7 @@ class Transformer:
         self.experts = Experts(
             self.b, h.n_expert, h.n_expert_used, h.n_embd, self.n_ff_exp, rows, self.tile_scratch
         )
+        self.skipped = self.b.buffer("skipped", 8) if limits.route_tail_skip else None
         self._acts: dict[str, Act] = {}
         self.b.op(
             "rope_angles",
@@ -240,6 +241,8 @@ class Transformer:
             f"{blk}ffn_gate_inp", act, [self.segment(router, act, experts.logits, experts.logits_stride)]
         )
         experts.route(f"{blk}route", w_scale=h.expert_weights_scale)
+        if self.skipped is not None:
+            experts.skip_tail(f"{blk}route_tail", self.limits.route_tail_skip, self.skipped)
         experts.run(blk, act, gate, up, down, self.x, self.x_stride)
 
     def _expert_matrices(self, blk: str) -> tuple[int, int, int]:
@@ -280,6 +283,7 @@ class Transformer:
             token_embd=embd,
             constants=(Constant(self.freqs, freqs),),
             n_expert_used=h.n_expert_used,
+            skipped=self.skipped,
             notes=notes,
         )
 

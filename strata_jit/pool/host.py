@@ -227,6 +227,7 @@ class Pool:
         self._block[abi.STEP_OUT_ROWS] = layout.out_rows - control.STEP
         self._block[abi.STEP_KV_TABLE] = layout.kv_table - control.STEP
         self._block[abi.STEP_KV_TABLE_STRIDE] = self.spec.kv_blocks
+        self._block[abi.STEP_TASKS] = self.spec.tasks
 
     def _load(self) -> None:
         """The page cache gives way before the nodes fill their memory, and once more behind them."""

@@ -31,7 +31,12 @@ from strata_jit.pool.control import Int64Array, Memory, plan_control
 from strata_jit.pool.files import open_part
 from strata_jit.pool.program import NodeSpec, PoolSpec
 from strata_jit.pool.tables import ProgramTable, address_of, tensor_table
-from strata_jit.topology.affinity import allowed_cpus, pin_thread
+from strata_jit.topology.affinity import (
+    allowed_cpus,
+    confine_thread,
+    confine_threads,
+    pin_thread,
+)
 
 if TYPE_CHECKING:
     from strata_jit.kernels.compile import Kernels
@@ -102,6 +107,7 @@ class Node:
         self.control = Memory(self.layout.nbytes, control_fd)
         os.close(control_fd)
         self.arena = plan_arena(spec.program, own.row_ranges)
+        self.allowed = allowed_cpus()
         self._gate = threading.Event()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
 
@@ -130,6 +136,8 @@ class Node:
         )
         self.files = [open_part(path) for path in self.spec.files]
         self.chunks = ChunkQueue(self.arena)
+        if self.spec.helper_cpus is not None:
+            confine_threads(self.spec.helper_cpus)
         threads = [_TeamThread(self, i) for i in range(self.own.n_threads)]
         for thread in threads:
             thread.start()
@@ -197,6 +205,8 @@ class _TeamThread(threading.Thread):
         node = self.node
         if node.own.cpus is not None:
             pin_thread(node.own.cpus[self.index])
+        elif node.spec.helper_cpus is not None:
+            confine_thread(node.allowed)  # the mask that it was born with is the helpers'
         self.cpus = sorted(allowed_cpus())
         scratch = Memory(max(node.spec.program.scratch_bytes, control.PAGE))
         scratch.view(0, scratch.nbytes, np.uint8)[:] = 0  # first touch

@@ -7,12 +7,12 @@ builder elsewhere makes programs) nor an address (each node process resolves the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from strata_jit.errors import PoolError
-from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
+from strata_jit.kernels.abi import MAX_TASKS, STEP_N_OUT, STEP_N_ROWS
 
 ArgKind = Literal["t", "b", "i", "f", "s"]
 Arg = tuple[ArgKind, float]
@@ -161,12 +161,18 @@ class PoolSpec:
     spin_us: int = 200
     """Microseconds that a waiting thread spins before it sleeps; 0 where threads share CPUs."""
     arena: Literal["memfd", "anon"] = "memfd"
+    helper_cpus: tuple[int, ...] | None = None
+    """CPUs of a node's threads outside the team; None for all that the process may use."""
+    tasks: int = 0
+    """Runs into which a node cuts its rows of a one-row op; 0 for as many as suit its threads."""
     claim_log: int = 0
     """Claims that each thread records, for tests; 0 records none."""
 
     def __post_init__(self) -> None:
         if [node.node for node in self.nodes] != list(range(len(self.nodes))) or not self.nodes:
             raise PoolError(f"nodes are numbered {[n.node for n in self.nodes]}, expected 0, 1, ...")
+        if not 0 <= self.tasks <= MAX_TASKS:
+            raise PoolError(f"tasks: found {self.tasks}, expected 0 to {MAX_TASKS}")
 
     @property
     def team_size(self) -> int:
@@ -185,6 +191,7 @@ class PoolSpec:
             plain,
             files=tuple(plain["files"]),
             nodes=tuple(_node(node) for node in plain["nodes"]),
+            helper_cpus=_cpus(plain["helper_cpus"]),
             program=_record(
                 Program,
                 program,
@@ -215,5 +222,8 @@ def _tensor(plain: Mapping[str, Any]) -> TensorSpec:
 
 def _node(plain: Mapping[str, Any]) -> NodeSpec:
     ranges = {int(id_): (start, stop) for id_, (start, stop) in plain["row_ranges"].items()}
-    cpus = None if plain["cpus"] is None else tuple(plain["cpus"])
-    return _record(NodeSpec, plain, cpus=cpus, row_ranges=ranges)
+    return _record(NodeSpec, plain, cpus=_cpus(plain["cpus"]), row_ranges=ranges)
+
+
+def _cpus(plain: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if plain is None else tuple(plain)

@@ -62,6 +62,11 @@ def test_private_arena(golden, baseline):
     compare(golden, baseline, workers=1, chunk=7, arena="anon")
 
 
+@pytest.mark.parametrize("tasks", [1, 5, 4096])
+def test_pieces_of_a_one_row_op(golden, baseline, tasks):
+    compare(golden, baseline, workers=1, chunk=1, pool_tasks=tasks)
+
+
 def test_longer_than_a_kv_block(golden):
     """300 positions: two KV blocks, on one node and on two."""
     tokens = np.resize(golden.tokens[0], 300)
@@ -77,4 +82,4 @@ def test_longer_than_a_kv_block(golden):
 
 def test_number_of_comparisons():
     """Runs last in this file: nothing above may have been skipped silently."""
-    assert len(COMPARISONS) == 2 * (12 + 7 + 10 + 2 + 2)
+    assert len(COMPARISONS) == 2 * (12 + 7 + 10 + 2 + 3 + 2)

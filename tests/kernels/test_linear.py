@@ -57,6 +57,7 @@ def run(rows, step, threads, segments, count=abi.STEP_N_ROWS, order=None):
         act_scratch=ACT, act_shared=shared, act_stride=rows.stride, count=count, tmp_scratch=TMP,
         n_segments=len(segments),
     )  # fmt: skip
+    return team
 
 
 def segment(rows, matrix, out, out_offset=0, add=0, bias=0, scale=1.0):
@@ -119,6 +120,20 @@ def test_linear_is_the_same_whoever_claims(order, n_rows):
     matrix = Matrix("Q8_0", weights, N_COLS, [(0, 400)])
     run(rows, Step(n_rows), (3,), [segment(rows, matrix, out)], order=order)
     np.testing.assert_array_equal(out, expected(rows, "Q8_0", weights, n_rows))
+
+
+@pytest.mark.parametrize(("tasks", "n_claims"), [(1, 4), (5, 5), (4096, 50)])
+def test_linear_is_cut_into_as_many_runs_as_asked_for(tasks, n_claims):
+    """Of 50 octets; a run has 16 at most."""
+    rng = np.random.default_rng(4)
+    rows, weights = Rows(rng, 1), file_rows(rng, "Q8_0", 400)
+    out = floats(1, 400)
+    step = Step(1)
+    step.block[abi.STEP_TASKS] = tasks
+    matrix = Matrix("Q8_0", weights, N_COLS, [(0, 400)])
+    team = run(rows, step, (1,), [segment(rows, matrix, out)])
+    np.testing.assert_array_equal(out, expected(rows, "Q8_0", weights, 1))
+    assert team.claims[0][0] == n_claims
 
 
 @pytest.mark.parametrize("n_out", [1, 2])

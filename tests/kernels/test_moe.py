@@ -120,7 +120,6 @@ class Run:
         self.team.run(
             "moe_gate_up", self.step, order=self.order, **self._activations(memory), **self._scratch(),
             gate=gate, gate_off=0, up=up, up_off=up_off, ff=self.ff, ff_stride=self.ff.strides[0],
-            tail_skip=0,
         )  # fmt: skip
 
     def _down(self, ff):

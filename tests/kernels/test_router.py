@@ -120,3 +120,38 @@ def test_route_given_copies(n_rows):
 def test_probabilities_lie_behind_ids_and_weights():
     for n_used in range(1, 20):
         assert probabilities_offset(n_used) >= 12 * n_used and probabilities_offset(n_used) % 64 == 0
+
+
+def skip_tail(ids, tail_skip, n_expert, threads):
+    """ids after `route_tail`, and how many it says that it left out."""
+    n_rows, n_used = ids.shape
+    left = aligned(ids.nbytes).view(np.int64).reshape(ids.shape)
+    left[:] = ids
+    skipped = aligned(64).view(np.int64)
+    team = Team(threads, scratch_bytes=1 << 14)
+    for scratch in team.scratch:
+        scratch[ROUTE_SCRATCH:][: 8 * n_used] = left[0].view(np.uint8)
+    team.run(
+        "route_tail", Step(n_rows),
+        n_expert=n_expert, n_used=n_used, tail_skip=tail_skip, route_scratch=ROUTE_SCRATCH, ids=left,
+        list_scratch=1 << 12, skipped=skipped,
+    )  # fmt: skip
+    if n_rows == 1:
+        results = {scratch[ROUTE_SCRATCH:][: 8 * n_used].tobytes() for scratch in team.scratch}
+        assert len(results) == 1
+        left[0] = np.frombuffer(results.pop(), np.int64)
+    return left, int(skipped[0])
+
+
+@pytest.mark.parametrize("threads", [(1,), (2, 1)])
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 40])
+@pytest.mark.parametrize("tail_skip", [1, 3, 5, 9])
+def test_route_tail_leaves_out_what_no_row_ranks_higher(threads, n_rows, tail_skip):
+    rng = np.random.default_rng(n_rows)
+    n_expert, n_used = 30, 5
+    ids = rng.permuted(np.tile(np.arange(n_expert), (n_rows, 1)), axis=1)[:, :n_used]
+    wanted = set(ids[:, :tail_skip].ravel().tolist())
+    expected = np.where(np.isin(ids, list(wanted)), ids, -1)
+    found, skipped = skip_tail(ids, tail_skip, n_expert, threads)
+    np.testing.assert_array_equal(found, expected)
+    assert skipped == (expected < 0).sum()

@@ -8,7 +8,7 @@ from strata_jit.errors import ModelError
 from strata_jit.gguf.quants import dequantize
 from strata_jit.gguf.types import GGMLType
 from strata_jit.kernels.layout import octet_bytes
-from strata_jit.placement.plan import cut_rows
+from strata_jit.placement import cut_rows
 from strata_jit.pool.arena import plan_arena, settle_store_types
 from strata_jit.pool.host import Pool
 from strata_jit.pool.program import PoolSpec, TensorSpec

@@ -1,106 +1,156 @@
-"""Reading recorded machines below a root, and this one."""
+"""Whole machines: this one, described ones, and ones whose files are damaged."""
 
+import dataclasses
 import os
+import random
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from strata_jit.errors import TopologyError
-from strata_jit.topology.machine import Core, cpu_quota, parse_cpulist, read_machine
+from strata_jit.topology.machine import read_machine
 
-
-def make_tree(root, files):
-    for path, text in files.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f"{text}\n")
-    return root
-
-
-def cpu_files(cpu, package, core_id):
-    base = f"sys/devices/system/cpu/cpu{cpu}/topology"
-    return {f"{base}/physical_package_id": package, f"{base}/core_id": core_id}
-
-
-@pytest.fixture
-def smt_machine(tmp_path):
-    """Two packages of two cores of two siblings; equal core ids on both packages."""
-    files = {"sys/devices/system/cpu/online": "0-7"}
-    for cpu in range(8):
-        files |= cpu_files(cpu, cpu // 2 % 2, cpu % 2)
-    files |= {
-        f"sys/devices/system/node/node{n}/cpulist": f"{2 * n}-{2 * n + 1},{2 * n + 4}-{2 * n + 5}"
-        for n in (0, 1)
-    }
-    files["sys/devices/system/node/node2/cpulist"] = ""  # memory only
-    return make_tree(tmp_path, files)
-
-
-def test_cores_are_pairs_of_package_and_core_id(smt_machine):
-    machine = read_machine(smt_machine)
-    assert machine.allowed == frozenset(range(8))
-    assert machine.cores == (Core(0, 0, (0, 4)), Core(0, 1, (1, 5)), Core(1, 0, (2, 6)), Core(1, 1, (3, 7)))
-    assert [(node.node_id, sorted(node.cpus)) for node in machine.nodes] == [
-        (0, [0, 1, 4, 5]),
-        (1, [2, 3, 6, 7]),
-    ]
-    assert [machine.node_of(cpu) for cpu in (0, 3, 99)] == [0, 1, 0]
-
-
-def test_a_mask_never_gains_a_sibling(smt_machine):
-    machine = read_machine(smt_machine, allowed=frozenset({5, 3, 7}))
-    assert machine.cores == (Core(1, 1, (3, 7)), Core(0, 1, (5,)))
-
-
-def test_without_topology_every_cpu_is_a_core(tmp_path):
-    make_tree(tmp_path, {"sys/devices/system/cpu/online": "0,64,1030"})
-    assert [core.cpus for core in read_machine(tmp_path).cores] == [(0,), (64,), (1030,)]
-
-
-def test_a_root_without_cpus_is_an_error(tmp_path):
-    with pytest.raises(TopologyError, match="no CPU"):
-        read_machine(tmp_path)
+CPU = "sys/devices/system/cpu"
 
 
 def test_this_machine_agrees_with_the_kernel():
     machine = read_machine()
     assert machine.allowed == os.sched_getaffinity(0)
     assert {cpu for core in machine.cores for cpu in core.cpus} == machine.allowed
+    assert machine.allowed <= machine.cpus_online
+    assert machine.memlock_bytes is None or machine.memlock_bytes >= 0
+    assert machine.shm_bytes == os.statvfs("/dev/shm").f_frsize * os.statvfs("/dev/shm").f_blocks
+    assert len(machine.cpus_online) == os.sysconf("SC_NPROCESSORS_ONLN")
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("0-3,8", {0, 1, 2, 3, 8}), ("", set()), ("5\n", {5}), ("0-10:4", {0, 4, 8}), ("1,1-2", {1, 2})],
-)
-def test_parse_cpulist(text, cpus):
-    assert parse_cpulist(text) == cpus
+def test_a_regular_machine(read, layout):
+    machine = read(layout(packages=2, cores=4, threads=2))
+    assert machine.allowed == machine.cpus_online == set(range(16))
+    assert [core.cpus for core in machine.cores] == [(i, i + 8) for i in range(8)]
+    assert [(p.package_id, p.cores, sorted(p.cpus)) for p in machine.packages] == [
+        (0, 4, [0, 1, 2, 3, 8, 9, 10, 11]),
+        (1, 4, [4, 5, 6, 7, 12, 13, 14, 15]),
+    ]
+    assert [(n.node_id, min(n.cpus), n.memory_bytes, n.free_bytes) for n in machine.nodes] == [
+        (0, 0, 8 * 2**30, 4 * 2**30),
+        (1, 4, 8 * 2**30, 4 * 2**30),
+    ]
+    assert [core.node for core in machine.cores] == [0] * 4 + [1] * 4
+    assert [machine.node_of(cpu) for cpu in (0, 12, 99)] == [0, 1, 0]
+    assert (machine.distance(0, 0), machine.distance(0, 1), machine.distance(5, 0)) == (10, 21, 20)
+    assert machine.limits == () and not machine.hybrid and machine.other_cores == ()
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "1--2", "0x3", "1;2"])
-def test_parse_cpulist_raises_on_junk(text):
-    with pytest.raises(TopologyError, match="CPU list"):
-        parse_cpulist(text)
+def test_a_machine_never_changes(read, layout):
+    machine = read(layout())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        machine.allowed = frozenset()
+    assert hash(machine) == hash(dataclasses.replace(machine))
 
 
-def test_quota_v2_is_that_of_the_tightest_ancestor(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/outer/inner",
-        "sys/fs/cgroup/outer/inner/cpu.max": "400000 100000",
-        "sys/fs/cgroup/outer/cpu.max": "250000 100000",
+def test_a_root_without_cpus_is_an_error(tmp_path):
+    for root in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(TopologyError, match="no CPU"):
+            read_machine(root)
+
+
+def test_without_sysfs_cpuinfo_or_the_mask_name_the_cpus(read):
+    assert read({"proc/cpuinfo": "processor\t: 0\nmodel name\t: A  B\n\nprocessor\t: 3"}).allowed == {0, 3}
+    machine = read({"proc/self/status": "Cpus_allowed_list:\t1-2", "proc/cpuinfo": ""})
+    assert [core.cpus for core in machine.cores] == [(1,), (2,)]
+    assert machine.nodes[0].virtual
+
+
+def test_settings(read, layout):
+    files = layout() | {
+        "proc/sys/kernel/numa_balancing": 1,
+        "proc/sys/vm/zone_reclaim_mode": 0,
+        "proc/cmdline": "quiet mitigations=off",
+        "proc/cpuinfo": "processor\t: 0\nmodel\t\t: 7\nmodel name\t: Some  CPU @ 2 GHz",
+        f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave",
+        f"{CPU}/cpu1/cpufreq/scaling_governor": "performance",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+        "sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size advise [never] deny force",
+        "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": 16,
+        "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": 6,
+        "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages": 1,
     }
-    assert cpu_quota(make_tree(tmp_path, files)) == 2
+    machine = read(files)
+    assert (machine.numa_balancing, machine.zone_reclaim_mode) == (1, 0)
+    assert machine.governors == ("performance", "powersave")
+    assert machine.kernel_cmdline == "quiet mitigations=off"
+    assert machine.cpu_model == "Some CPU @ 2 GHz"
+    pages = machine.huge_pages
+    assert (pages.enabled, pages.defrag, pages.shmem_enabled) == ("madvise", None, "never")
+    assert [(p.page_bytes, p.total, p.free, p.node) for p in pages.pools] == [
+        (2**21, 16, 6, None),
+        (2**30, 1, None, 0),
+    ]
 
 
-def test_quota_v1_in_a_container_stands_at_the_mount(tmp_path):
-    files = {
-        "proc/self/cgroup": "3:cpu,cpuacct:/docker/0123\n0::/",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
-        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+def test_settings_that_are_not_there_are_unknown(read, layout):
+    machine = read(layout())
+    assert (machine.numa_balancing, machine.kernel_cmdline, machine.cpu_model) == (None, None, None)
+    assert machine.governors == () and machine.huge_pages.enabled is None and machine.shm_bytes is None
+
+
+JUNK = [
+    "",
+    "-1",
+    "junk",
+    "0-",
+    "99999999999999999999",
+    "\0\0",
+    "0x",
+    ",,,",
+    "4294967295",
+    "max",
+    "[",
+    "1 2 3",
+    "ÿ",
+]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_damaged_files_never_break_the_reading(tmp_path_factory, layout, seed):
+    source = random.Random(seed)
+    files = layout(packages=2, cores=2, threads=2) | {
+        "proc/self/cgroup": "3:cpu,cpuacct:/a\n0::/a/b",
+        "proc/self/status": "Cpus_allowed_list:\t0-6\nMems_allowed_list:\t0-1",
+        "proc/self/limits": "Max locked memory  65536  65536  bytes",
+        "proc/self/mountinfo": "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 none rw",
+        "proc/meminfo": "MemTotal: 100 kB\nMemFree: 50 kB",
+        "sys/fs/cgroup/a/b/cpu.max": "300000 100000",
+        "sys/fs/cgroup/a/memory.max": "1000000",
+        "sys/fs/cgroup/a/memory.stat": "inactive_file 10",
+        "sys/fs/cgroup/a/cpuset.cpus.effective": "0-7",
+        "sys/devices/system/node/possible": "0-3",
+        "sys/devices/system/node/has_memory": "0-1",
+        f"{CPU}/cpu0/cache/index0/level": 1,
+        f"{CPU}/cpu0/cache/index0/type": "Data",
+        f"{CPU}/cpu0/cpu_capacity": 1024,
+        "sys/devices/cpu_core/cpus": "0-3",
+        "sys/devices/cpu_atom/cpus": "4-7",
     }
-    assert cpu_quota(make_tree(tmp_path, files)) == 1
-
-
-@pytest.mark.parametrize("text", ["max 100000", "", "junk"])
-def test_no_quota(tmp_path, text):
-    files = {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": text}
-    assert cpu_quota(make_tree(tmp_path, files)) is None
-    assert cpu_quota(tmp_path / "nowhere") is None
+    root = tmp_path_factory.mktemp("damaged")
+    for path, text in files.items():
+        fate = source.random()
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if fate < 0.2:
+            target.mkdir()
+        elif fate < 0.7:
+            target.write_text(source.choice(JUNK) if fate < 0.5 else str(text)[: source.randrange(8)])
+        else:
+            target.write_text(str(text))
+    try:
+        machine = read_machine(root)
+    except TopologyError:
+        return
+    owners = [cpu for node in machine.nodes for cpu in node.cpus]
+    assert sorted(owners) == sorted(machine.cpus_online)
+    assert sorted(cpu for core in machine.all_cores for cpu in core.siblings) == sorted(machine.cpus_online)
+    assert all(len(node.distances) == len(machine.nodes) for node in machine.nodes)
+    assert machine.allowed <= machine.cpus_online

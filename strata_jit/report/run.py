@@ -1,6 +1,6 @@
 """What people and programs see of a run: progress bars, the closing tables, the JSON document, safe text.
 
-Owns all output forms and the only use of rich; knows neither options nor how anything was measured. Progress,
+Owns all output forms of a run; knows neither options nor how anything was measured. Progress,
 tables and messages go to stderr, results to stdout.
 """
 
@@ -12,8 +12,10 @@ import io
 import json
 import os
 import platform
+import shutil
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from types import TracebackType
@@ -69,11 +71,15 @@ class TextOutput:
 
     def write(self, piece: str) -> None:
         """Write and flush. Raises OutputClosed if nobody reads any more, OSError on any other failure."""
-        if not piece:
+        self.write_own(terminal_text(piece) if self._terminal else piece)
+
+    def write_own(self, text: str) -> None:
+        """`write` without a look at control characters: for text that this program styled itself."""
+        if not text:
             return
-        self._at_line_start = piece.endswith("\n")
+        self._at_line_start = text.endswith("\n")
         try:
-            self._file.write(terminal_text(piece) if self._terminal else piece)
+            self._file.write(text)
             self._file.flush()
         except BrokenPipeError:
             abandon(self._file)
@@ -81,6 +87,11 @@ class TextOutput:
         except OSError:
             abandon(self._file)
             raise
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None if it is none."""
+        return shutil.get_terminal_size().columns if self._terminal else None
 
     def end_line(self) -> None:
         """A newline, unless the text so far is empty or ends with one."""
@@ -127,6 +138,23 @@ def print_warnings(info: ModelInfo) -> None:
     """A line on stderr for each of the model's warnings."""
     for warning in info.warnings:
         print_message("warning", warning)
+
+
+def print_skipped(rank: int, count: int) -> None:
+    """A line on stderr: how much of the model a lossy run left out."""
+    print_message("lossy", f"{count} choices of experts at rank {rank} or later were left out of this run")
+
+
+def print_timing(
+    before: Mapping[str, float], after: Mapping[str, float], result: GenerationResult | None
+) -> None:
+    """A line on stderr: where the time of a run went, by kind of operation, longest first."""
+    spent = {kind: seconds - before.get(kind, 0.0) for kind, seconds in after.items()}
+    kinds = sorted(spent, key=lambda kind: -spent[kind])
+    parts = [f"{kind} {format_seconds(spent[kind])}" for kind in kinds]
+    if result is not None:
+        parts.insert(0, f"{result.prompt_tokens} + {result.generated_tokens} tokens")
+    print_message("timing", ", ".join(parts))
 
 
 def _console() -> Console:

@@ -1,0 +1,1 @@
+"""The commands of `strata-jit`, a module each: options and environment in, one library call, a report out."""

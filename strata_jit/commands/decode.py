@@ -1,0 +1,284 @@
+"""`strata-jit decode`: a model's answer to a prompt.
+
+Owns its options and the order of a run: text, model, answer, figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+import strata_jit
+from strata_jit.commands.common import (
+    AT_LEAST_1,
+    EXIT_INTERRUPTED,
+    Environment,
+    combined,
+    os_error_text,
+    plan_options,
+    read_environment,
+)
+from strata_jit.errors import UsageError
+
+if TYPE_CHECKING:
+    from strata_jit.engine.model import Model
+    from strata_jit.engine.results import GenerationResult
+    from strata_jit.engine.sample import Sampling
+    from strata_jit.gguf.reader import GGUFFile
+    from strata_jit.gguf.tokenizer import Tokenizer
+    from strata_jit.report import TextOutput
+
+_MAX_PROMPT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """What the user asked of `decode`; the fields are click's parameter names."""
+
+    model: str
+    prompt: str | None
+    prompt_file: str | None
+    system: str | None
+    raw: bool
+    max_tokens: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    ctx: int | None
+    pool_workers: int | None
+    pool_affinity: str | None
+    pool_tasks: int
+    aux_cpus: str
+    chunk: int | None
+    isa: str
+    reference: bool
+    arena: Literal["memfd", "anon"]
+    test_slices: int | None
+    json: bool
+    list_kernels: bool
+
+
+_prompt_options = combined(
+    click.option("--model", required=True, metavar="PATH", help="GGUF file; of a split model, any part."),
+    click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads it from stdin."),
+    click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
+    click.option("--system", metavar="TEXT", help="System message before the prompt."),
+    click.option("--raw", is_flag=True, help="Take the prompt as it is, without the model's chat template."),
+    click.option("-n", "--max-tokens", type=AT_LEAST_1, default=128, metavar="N", help="[128]"),
+)
+_sampling_options = combined(
+    click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
+    click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
+    click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass."),
+    click.option("--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest."),
+    click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
+    click.option("--seed", type=int, help="Makes sampling repeatable."),
+)
+_pool_options = combined(
+    click.option("--ctx", type=AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
+    click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once."),
+    click.option("--isa", type=click.Choice(["auto", "avx2", "portable"]), default="auto", show_default=True),
+    click.option("--reference", is_flag=True, help="Compute in float: slow, exact."),
+    click.option("--arena", type=click.Choice(["memfd", "anon"]), default="memfd", show_default=True),
+    click.option(
+        "--pool-tasks",
+        type=click.IntRange(0, 4096),
+        default=0,
+        metavar="N",
+        help="Pieces into which a node cuts an operation on one token, about; 0: automatic.",
+    ),
+    click.option(
+        "--aux-cpus",
+        default="off",
+        metavar="LIST",
+        help="CPUs of threads that compute nothing, such as 0-3; auto: those left free; off: any.",
+    ),
+)
+_output_options = combined(
+    click.option("--json", is_flag=True, help="One JSON document on stdout instead of the text."),
+    click.option("--list-kernels", is_flag=True, help="Show the kernel of each of the model's operations."),
+)
+
+
+@click.command(short_help="Write a model's answer to a prompt.")
+@_prompt_options
+@_sampling_options
+@plan_options
+@_pool_options
+@_output_options
+@click.pass_context
+def decode(ctx: click.Context, /, **given: Any) -> None:
+    """Write a model's answer to a prompt on stdout, as it comes.
+
+    Progress, warnings and the closing figures go to stderr. On a terminal, control characters in the answer
+    are shown as symbols; a file or a pipe gets the text unchanged. A newline ends it if it has none.
+
+    \b
+    Environment (options win):
+      STRATA_NUMA_POOL        0, 1 or test; test cuts the model into slices on any machine
+      STRATA_POOL_SPIN_US     microseconds that a waiting thread spins before it sleeps
+      STRATA_EXCHANGE_ROTATE  0 or 1; 1 rules a split over nodes out
+      STRATA_DECODE_TIMING    0 or 1; 1 prints a line of times by kind of operation
+      STRATA_ROUTE_TAIL_SKIP  lossy: leave out experts from this rank on (from 0); 0 is off
+    """
+    ctx.exit(_decode(DecodeOptions(**given)))
+
+
+def _decode(options: DecodeOptions) -> int:
+    """Run the command; the exit code. Imports what only a real run needs."""
+    from strata_jit.report import OutputClosed, TextOutput
+
+    out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
+    try:
+        return _list_kernels(options, out) if options.list_kernels else _answer(options, out)
+    except OutputClosed:
+        return 0
+
+
+def _answer(options: DecodeOptions, out: TextOutput) -> int:
+    from strata_jit.report import (
+        json_document,
+        print_skipped,
+        print_summary,
+        print_timing,
+        print_warnings,
+    )
+
+    info = result = None
+    try:
+        ids, n_ctx, tokenizer = _encode(options)
+        sampling = _sampling(options)
+        environment = read_environment(os.environ)
+        with _load(options, environment, n_ctx, tokenizer) as model:
+            print_warnings(model.info)
+            before = model.op_seconds() if environment.decode_timing else None
+            result = _stream(model, ids, sampling, options, out)
+            info = model.info
+            if environment.route_tail_skip:
+                print_skipped(environment.route_tail_skip, model.experts_skipped())
+            if before is not None:
+                print_timing(before, model.op_seconds(), result)
+    except KeyboardInterrupt:
+        pass  # what is known by now is still reported
+    if options.json:
+        out.write(json_document(options.model, info, result))
+    elif info is not None and result is not None:
+        print_summary(info, result)
+    return EXIT_INTERRUPTED if result is None or result.stop_reason == "interrupted" else 0
+
+
+def _stream(
+    model: Model, ids: list[int], sampling: Sampling, options: DecodeOptions, out: TextOutput
+) -> GenerationResult | None:
+    generation = model.generate(ids, max_tokens=options.max_tokens, sampling=sampling)
+    try:
+        for piece in generation:
+            if not options.json:
+                out.write(piece)
+    except KeyboardInterrupt:
+        pass  # the result says so
+    finally:
+        generation.close()
+        out.end_line()
+    return generation.result
+
+
+def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
+    from strata_jit.report import kernel_listing, print_warnings
+
+    _open_model(options.model)
+    with _load(options, read_environment(os.environ), options.ctx or 1) as model:
+        print_warnings(model.info)
+        out.write(kernel_listing(model.info, options.json))
+    return 0
+
+
+def _load(
+    options: DecodeOptions, environment: Environment, n_ctx: int, tokenizer: Tokenizer | None = None
+) -> Model:
+    from strata_jit.report import LoadProgress
+
+    with LoadProgress() as progress:
+        return strata_jit.load(
+            options.model,
+            workers=options.pool_workers,
+            ctx=n_ctx,
+            chunk=options.chunk,
+            isa=None if options.isa == "auto" else options.isa,
+            reference=options.reference,
+            numa_pool=environment.mode(options.test_slices),
+            test_slices=options.test_slices,
+            spin_us=environment.spin_us,
+            pool_affinity=options.pool_affinity,
+            pool_tasks=options.pool_tasks,
+            exchange_rotate=environment.exchange_rotate,
+            route_tail_skip=environment.route_tail_skip,
+            aux_cpus=options.aux_cpus,
+            arena=options.arena,
+            tokenizer=tokenizer,
+            on_progress=progress,
+        )
+
+
+def _encode(options: DecodeOptions) -> tuple[list[int], int, Tokenizer]:
+    """The prompt's token ids, the context to make room for, and the tokenizer."""
+    from strata_jit.engine.prompt import choose_context, encode_prompt
+    from strata_jit.gguf.tokenizer import Tokenizer
+
+    text = _read_prompt(options.prompt, options.prompt_file)
+    gguf = _open_model(options.model)
+    tokenizer = Tokenizer.from_gguf(gguf)
+    ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer)
+    return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx), tokenizer
+
+
+def _open_model(path: str) -> GGUFFile:
+    from strata_jit.gguf.reader import open_gguf
+
+    try:
+        return open_gguf(path)
+    except OSError as error:
+        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
+
+
+def _sampling(options: DecodeOptions) -> Sampling:
+    from strata_jit.engine.sample import Sampling
+
+    return Sampling(
+        temp=options.temp,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repeat_penalty=options.repeat_penalty,
+        seed=options.seed,
+    )
+
+
+def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """The prompt's text. Of a file or stdin, one newline at the end is not part of it."""
+    from strata_jit.engine.prompt import prompt_text
+
+    if (prompt is None) == (prompt_file is None):
+        raise UsageError("give the prompt by one of -p TEXT, -p - (stdin) and --prompt-file PATH")
+    if prompt is not None and prompt != "-":
+        return prompt_text(os.fsencode(prompt), "--prompt")
+    from_stdin = "-" in (prompt, prompt_file)
+    if from_stdin and sys.stdin is None:
+        raise UsageError("cannot read the prompt: stdin is closed")
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if from_stdin else open(str(prompt_file), "rb") as file:
+            raw = file.read(_MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt: {os_error_text(error)}") from None
+    if len(raw) > _MAX_PROMPT_BYTES:
+        raise UsageError(f"the prompt is longer than {_MAX_PROMPT_BYTES} bytes: shorten it")
+    return prompt_text(raw, "stdin" if from_stdin else str(prompt_file)).removesuffix("\n").removesuffix("\r")
