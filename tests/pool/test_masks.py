@@ -1,6 +1,7 @@
 """Which CPUs every thread of a pool may run on: one for those of the team, never one for any other."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,14 @@ def test_team_that_is_not_pinned_is_not_confined_with_helpers():
 
 @needs_two_cpus
 def test_confine_threads_spares_the_caller():
-    before = masks(os.getpid())
-    confine_threads(ALLOWED, but_this=True)
-    assert allowed_cpus() == set(ALLOWED)
-    assert masks(os.getpid()) == before
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    try:
+        confine_threads(ALLOWED[-1:], but_this=True)
+        assert os.sched_getaffinity(other.native_id) == {ALLOWED[-1]}
+        assert allowed_cpus() == set(ALLOWED)
+    finally:
+        confine_threads(ALLOWED, but_this=True)
+        end.set()
+        other.join()
