@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def masks(pid):
         (cpus,) = [line.split(":")[1] for line in lines if line.startswith("Cpus_allowed_list")]
         found.append(sorted(parse_cpulist(cpus)))
     return sorted(found)
+
+
+def settled(pid, is_right):
+    """Masks once `is_right`, or after 5 s: a thread may be seen in the moment before it is bound."""
+    deadline = time.monotonic() + 5
+    while not is_right(found := masks(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def spec(cpus, **options):
@@ -50,7 +59,7 @@ def test_helpers_stay_where_they_were_put():
     helper = ALLOWED[-1]
     with Pool(spec((ALLOWED[0],), helper_cpus=(helper,))) as pool:
         pool.run(0, 1, 1, 0)
-        own = masks(pool.nodes[0].pid)
+        own = settled(pool.nodes[0].pid, lambda own: own.count([ALLOWED[0]]) == 1)
     assert own.count([ALLOWED[0]]) == 1
     assert own.count([helper]) == len(own) - 1 > 0
 
@@ -59,7 +68,7 @@ def test_helpers_stay_where_they_were_put():
 def test_team_that_is_not_pinned_is_not_confined_with_helpers():
     with Pool(spec(2, helper_cpus=(ALLOWED[0],))) as pool:
         pool.run(0, 1, 1, 0)
-        own = masks(pool.nodes[0].pid)
+        own = settled(pool.nodes[0].pid, lambda own: own.count(ALLOWED) == 2)
     assert own.count(ALLOWED) == 2
     assert own.count([ALLOWED[0]]) == len(own) - 2 > 0
 
