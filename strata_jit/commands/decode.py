@@ -73,22 +73,41 @@ _prompt_options = combined(
     click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
     click.option("--system", metavar="TEXT", help="System message before the prompt."),
     click.option("--raw", is_flag=True, help="Take the prompt as it is, without the model's chat template."),
-    click.option("-n", "--max-tokens", type=AT_LEAST_1, default=128, metavar="N", help="[128]"),
+    click.option(
+        "-n", "--max-tokens", type=AT_LEAST_1, default=128, metavar="N", help="Tokens to write, at most; 128."
+    ),
 )
 _sampling_options = combined(
     click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
     click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
-    click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass."),
-    click.option("--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest."),
+    click.option(
+        "--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass; 1 keeps all."
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.0,
+        help="Drop tokens below this share of the likeliest; 0 drops none.",
+    ),
     click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
 )
 _pool_options = combined(
     click.option("--ctx", type=AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
-    click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once."),
-    click.option("--isa", type=click.Choice(["auto", "avx2", "portable"]), default="auto", show_default=True),
+    click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once; 512."),
+    click.option(
+        "--isa",
+        type=click.Choice(["auto", "avx2", "portable"]),
+        default="auto",
+        help="Instruction set of the kernels; auto is the best that the CPU has.",
+    ),
     click.option("--reference", is_flag=True, help="Compute in float: slow, exact."),
-    click.option("--arena", type=click.Choice(["memfd", "anon"]), default="memfd", show_default=True),
+    click.option(
+        "--arena",
+        type=click.Choice(["memfd", "anon"]),
+        default="memfd",
+        help="Memory of the weights: a memory file (the default) or private memory.",
+    ),
     click.option(
         "--pool-tasks",
         type=click.IntRange(0, 4096),

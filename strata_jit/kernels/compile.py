@@ -7,7 +7,8 @@ process compiles while the others wait. Knows no program and no model.
 import gc
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,22 +100,18 @@ def _is_ready(ready: Path, wanted: Sequence[str]) -> bool:
         return False
 
 
-def _load(
-    ops: Sequence[str],
-    types: Sequence[str],
-    conversions: Sequence[str],
-    chosen: str,
-    on_progress: Progress | None,
-) -> Kernels:
-    # the compilers make many objects and few cycles: collecting them costs 10 to 20 % of a cold start
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """The compilers make many objects and few cycles: collecting them costs 10 to 20 % of a cold start."""
     gc.disable()
     try:
-        return _load_all(ops, types, conversions, chosen, on_progress)
+        yield
     finally:
         gc.enable()
 
 
-def _load_all(
+@_without_collection()
+def _load(
     ops: Sequence[str],
     types: Sequence[str],
     conversions: Sequence[str],
