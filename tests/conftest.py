@@ -5,9 +5,14 @@ Without an option, the tests that would use what it names are skipped, saying so
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell that runs the tests in the background has SIGINT ignored, and so would every process started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).parent / "data"
 DIRECTORIES = {
