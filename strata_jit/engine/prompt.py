@@ -14,6 +14,7 @@ from strata_jit.errors import UsageError
 from strata_jit.gguf.chat import render_chat
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
+from strata_jit.models.hparams import context_length
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -87,14 +88,14 @@ def choose_context(gguf: GGUFFile, n_prompt: int, max_tokens: int, n_ctx: int | 
 
     Raises UsageError if `n_ctx` is more than the model was made for, or the prompt does not fit.
     """
-    n_ctx_train = gguf.get(f"{gguf.get('general.architecture', str)}.context_length", int)
+    n_ctx_train = context_length(gguf)
     if n_ctx is not None and n_ctx > n_ctx_train:
         raise UsageError(f"--ctx {n_ctx}: the model's context is {n_ctx_train} tokens, give no more")
     chosen = min(n_prompt + max_tokens, n_ctx_train) if n_ctx is None else n_ctx
     if n_prompt > chosen:
         whose = "the model's context" if chosen == n_ctx_train else "the context asked for"
         raise UsageError(f"the prompt has {n_prompt} tokens, {whose} only {chosen}: shorten the prompt")
-    return int(chosen)
+    return chosen
 
 
 def _token_text(gguf: GGUFFile, token_id: int | None) -> str:

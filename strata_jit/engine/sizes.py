@@ -13,6 +13,7 @@ from strata_jit.engine.setup import matrix_size, model_sizes
 from strata_jit.engine.traffic import matrices_read
 from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import GGUFFile
+from strata_jit.models.hparams import context_length
 from strata_jit.models.language_model import LanguageModel, StepLimits
 from strata_jit.placement import MatrixSize, Plan, PlanOptions, cut_rows, plan
 from strata_jit.placement.rows import ROW_GROUP
@@ -88,7 +89,7 @@ def plan_model(
 
 
 def _context(file: GGUFFile, ctx: int | None) -> int:
-    n_ctx_train = file.get(f"{file.get('general.architecture', str)}.context_length", int)
+    n_ctx_train = context_length(file)
     if ctx is None:
         return min(DEFAULT_CTX, n_ctx_train)
     if not 1 <= ctx <= n_ctx_train:

@@ -60,7 +60,7 @@ def read_hparams(file: GGUFFile) -> Hparams:
         n_rot=file.get(key("rope.dimension_count"), int, head_dim),
         n_expert=file.get(key("expert_count"), int, 0),
         n_expert_used=file.get(key("expert_used_count"), int, 0),
-        n_ctx_train=min(_positive(file, key("context_length")), MAX_CONTEXT),
+        n_ctx_train=context_length(file),
         eps=_in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
         rope_base=_in_range(file, key("rope.freq_base"), 10000.0, 1.0, 1e15),
         rope_factor=_rope_factor(file, arch),
@@ -69,6 +69,11 @@ def read_hparams(file: GGUFFile) -> Hparams:
     )
     _check(file, hparams)
     return hparams
+
+
+def context_length(file: GGUFFile) -> int:
+    """Positions that the model was made for, at most `MAX_CONTEXT`; ModelError unless it is positive."""
+    return min(_positive(file, f"{file.get('general.architecture', str)}.context_length"), MAX_CONTEXT)
 
 
 def _positive(file: GGUFFile, key: str) -> int:

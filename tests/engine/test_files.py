@@ -188,3 +188,10 @@ def test_embedding_of_unsupported_type_is_named(tmp_path, source, tensors):
     changed = tensors | {"token_embd.weight": quantized(np.random.default_rng(0), "Q5_1", (2048, 256))}
     with pytest.raises(strata_jit.ModelError, match=r"token_embd\.weight.*Q5_1 is not supported"):
         strata_jit.load(write(tmp_path / "embd.gguf", source, changed))
+
+
+def test_absurd_context_length_is_bounded(tmp_path, source, tensors):
+    path = write(tmp_path / "long.gguf", source, tensors, {"qwen3moe.context_length": 2**32 - 1})
+    with pytest.raises(strata_jit.UsageError, match="expected 1 to 16777216"):
+        strata_jit.load(path, ctx=2**31)
+    assert logits(path).shape == (len(TOKENS), 2048)
