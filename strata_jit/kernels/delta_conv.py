@@ -1,10 +1,10 @@
 """What surrounds the recurrence of a gated delta net: convolution, lengths and gates before, norm after.
 
-Owns the ops `delta_conv` and `delta_norm`, the places of heads in a row of projections and in the history, and
-these float orders. Convolution over time, per channel: y = w0 * x[t-3], then fma(w[j], x[t-3+j], y) ascending,
-inputs before the sequence's first being 0; then silu. Length: as in the RMS norm, x * (1 / sqrt(sum of
-squares + eps)), the factor of q times q_scale. Gates: beta = sigmoid(b), decay = exp(a * softplus(alpha + dt)).
-Output: (rms_norm(o) * weight) * gate.
+Owns the ops `delta_conv` and `delta_norm`, the places of heads in a row of projections and in the history,
+and these float orders. Convolution over time, per channel: y = w0 * x[t-3], then fma(w[j], x[t-3+j], y)
+ascending, inputs before the sequence's first being 0; then silu. Length: squares summed as in the RMS norm,
+x * (1 / sqrt(sum + eps)), the factor of q times q_scale. Gates: beta = sigmoid(b), decay =
+exp(a * softplus(alpha + dt)). Output: rms_norm(o) * gate.
 """
 
 import math
@@ -48,7 +48,7 @@ ONE = np.float32(1)
 ZERO = np.float32(0)
 
 
-# --- places ---------------------------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------------------
 
 
 @glue
@@ -87,7 +87,7 @@ def convolved_head(args, row, head):
     return projection(args, row) + word(args, A.v_off) + v_offset(args, head - 2 * n_k)
 
 
-# --- arithmetic -----------------------------------------------------------------------------------------------
+# --- arithmetic ---------------------------------------------------------------------------------------------
 
 
 @inline_kernel
@@ -164,7 +164,7 @@ def head_gates(args, row, head):
     return lane8(sigmoid8(splat8(load_f32(beta))), 0), lane8(exp8(splat8(rate)), 0)
 
 
-# --- ops ------------------------------------------------------------------------------------------------------
+# --- ops ----------------------------------------------------------------------------------------------------
 
 
 @op
@@ -190,7 +190,8 @@ def delta_conv(control, args, thread):
 @op
 def delta_norm(control, args, thread):
     """Norm, gate and quantise. One row: every thread, into its scratch. Many: rows in turn over the team."""
-    n_rows, n_head, head_bytes = word(control, STEP_N_ROWS), word(args, OUT.n_head), 4 * word(args, OUT.head_dim)
+    n_rows, n_head = word(control, STEP_N_ROWS), word(args, OUT.n_head)
+    head_bytes = 4 * word(args, OUT.head_dim)
     first, step = word(thread, THREAD_TEAM_INDEX), word(thread, THREAD_TEAM_SIZE)
     if n_rows == 1:
         first, step = 0, 1

@@ -5,8 +5,8 @@ machine. Every step here is one IEEE operation in a fixed order. Knows no op and
 
 exp: x = k*ln2 + r with |r| <= ln2/2, exp(r) = 1 + r + r*r*P(r), P of degree 4 fitted for the smallest largest
 relative error (3.2e-9), each coefficient rounded to float32 in turn.
-log1p: log(1 + u) = 2 atanh(s) with s = u / (2 + u), atanh(s) = s + s*z*L(z) with z = s*s <= 1/9, L of degree 3
-fitted alike (4.5e-9).
+log1p: log(1 + u) = 2 atanh(s) with s = u / (2 + u), atanh(s) = s + s*z*L(z) with z = s*s <= 1/9, L of
+degree 3 fitted alike (4.5e-9).
 sin, cos: x = n*pi/2 + r with |r| <= pi/4, Taylor series whose first left-out term is below 2**-53.
 """
 

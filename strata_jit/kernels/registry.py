@@ -150,8 +150,8 @@ _ALL = (
         _MANY,
         f"partial:b partial_blocks:i n_head:i head_dim:i out_scratch:s {_ACT}",
     ),
-    # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's rows
-    # stand in ascending order and go on from where its last step ended; position 0 begins it anew
+    # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's
+    # rows stand in ascending order and go on from where its last step ended; position 0 begins it anew
     _op("delta_conv", "delta_net", (None, "delta_conv:delta_conv"), _MANY, _DELTA),
     # out: float32[row][2][n_head_v * head_dim], the output of the recurrence, then silu(z) or sigmoid(z).
     # State: float32[unit][head_dim][DELTA_COLUMNS] at state_off + sequence * state_stride. At one row it does

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from strata_jit.kernels.ref import delta_net as ref
-from strata_jit.kernels.registry import DELTA_TAPS, GATE_SIGMOID, GATE_SILU, delta_scratch_bytes
+from strata_jit.kernels.registry import (
+    DELTA_COLUMNS,
+    DELTA_TAPS,
+    GATE_SIGMOID,
+    GATE_SILU,
+    delta_scratch_bytes,
+    delta_state_bytes,
+)
 from tests.kernels.harness import Step, Team, Vector, aligned, floats
 from tests.kernels.planes import Planes
 
@@ -59,7 +66,7 @@ class Shape:
 
     @property
     def state_bytes(self):
-        return 4 * self.n_v * self.d * self.d
+        return delta_state_bytes(self.n_v, self.d)
 
     def k_head(self, head):
         return head % self.n_k if self.tiled else head // self.group
@@ -271,7 +278,8 @@ def test_only_the_layers_own_memory_is_written():
     s = layer.shape
     touched = [state.reshape(N_LAYER, s.state_bytes) for state in layer.team.state]
     assert all((state[1 - LAYER] == 0xFF).all() for state in touched)
-    written = np.stack([(state[LAYER] != 0xFF).reshape(s.n_v * s.d // 16, -1).any(axis=1) for state in touched])
+    units = s.n_out // DELTA_COLUMNS
+    written = np.stack([(state[LAYER] != 0xFF).reshape(units, -1).any(axis=1) for state in touched])
     assert (written.sum(axis=0) == 1).all()  # each unit on one node
     assert np.isnan(layer.history[:, 1 - LAYER]).all()
 
