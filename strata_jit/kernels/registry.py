@@ -42,14 +42,19 @@ offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels 
 _READ_ACT = "act_scratch:s act_shared:b act_stride:i"
 
 _QKV = (
-    "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
-    "n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
+    "qkv:b qkv_stride:i q_off:i q_stride:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i "
+    "rope_mode:i n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+"""q_stride: bytes from a query head to the next, 4 * head_dim unless gates stand between.
+A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
 `work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
-_MERGE = f"partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? out_scratch:s {_ACT}"
-
+_MERGE = (
+    "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
+    f"gate_head:i out_scratch:s {_ACT}"
+)
+"""gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
+-1."""
 
 _DELTA = (
     "proj:b proj_stride:i q_off:i k_off:i v_off:i z_off:i gate_off:i qk_stride:i vz_stride:i gate_group:i "
