@@ -27,6 +27,15 @@ ROPE_NEOX = 0
 ROPE_NORM = 1
 """Rotate pairs (2i, 2i + 1)."""
 
+ROUTE_GIVEN = 0
+"""The host has written ids and weights."""
+ROUTE_SOFTMAX = 1
+"""By softmax over all experts. From here on the numbers of GGUF's `expert_gating_func`."""
+ROUTE_SIGMOID = 2
+"""By the sigmoid of each logit."""
+ROUTE_TOP_SOFTMAX = 3
+"""By the logits; the weights are the softmax over the chosen ones."""
+
 _ACT = "act_scratch:s act_shared:b act_stride:i off_f32:i off_q256:i off_q32:i"
 """Where activation rows go: one row in the thread scratch (one-row step) or rows in a shared buffer, and the
 offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels rely on this order."""
@@ -127,15 +136,16 @@ _ALL = (
         _MANY,
         f"partial:b partial_blocks:i n_head:i head_dim:i out_scratch:s {_ACT}",
     ),
-    # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
-    # probabilities; ids and weights: the same as rows
+    # mode: ROUTE_...; bias: float32[n_expert], added for the selection alone; only the best n_group_used of
+    # n_group groups take part (n_group 1: all). route_scratch (`scratch.route_scratch_bytes`): int64
+    # ids[n_used], float32 weights[n_used], then room for probabilities; ids and weights: the same as rows
     _op(
         "route",
         "route",
         ("router:route_one", "router:route_many"),
         _MANY,
-        "logits:b logits_stride:i n_expert:i n_used:i mode:i norm_w:i w_scale:f "
-        "route_scratch:s ids:b weights:b",
+        "logits:b logits_stride:i n_expert:i n_used:i mode:i bias:t? n_group:i n_group_used:i norm_w:i "
+        "w_scale:f route_scratch:s ids:b weights:b",
     ),
     # lossy, and no part of a program unless asked for: the id of every expert that all rows of the step have
     # at rank `tail_skip` or later becomes -1; weights stay. skipped: int64, entries left out so far
