@@ -90,6 +90,13 @@ def test_silu8_matches_ref():
     np.testing.assert_array_equal(silu(np.array([0, -1e30, 1e30], np.float32)), np.float32([0, 0, 1e30]))
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_sigmoid8_and_silu8_match_ref_bit_for_bit(name):
+    x = np.concatenate([sweep(-110, 110, 300_000), np.float32([np.inf, -np.inf, np.nan, 3e38, -3e38])])
+    found = vectorised(getattr(mathx, f"{name}8"))(x)
+    np.testing.assert_array_equal(found, getattr(ref, f"{name}_f32")(x))
+
+
 @pytest.mark.parametrize("largest", [1.0, 100.0, 1.6e6])
 def test_sincos_matches_ref(rng_seed, largest):
     x = np.random.default_rng(rng_seed).uniform(-largest, largest, 200_000)

@@ -34,6 +34,18 @@ def exp_f32(x: F32) -> F32:
         return np.ldexp(y, np.where(np.isnan(k), 0, k).astype(np.int32))
 
 
+def sigmoid_f32(x: F32) -> F32:
+    """1 / (1 + e**-x) bit by bit as the kernel."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.float32(1) / (np.float32(1) + exp_f32(-x)))
+
+
+def silu_f32(x: F32) -> F32:
+    """x / (1 + e**-x) bit by bit as the kernel."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x / (np.float32(1) + exp_f32(-x)))
+
+
 def sigmoid(x: F32) -> F64:
     """1 / (1 + e**-x)."""
     return 1 / (1 + exp(-x))
