@@ -41,8 +41,8 @@ BLOCK_DTYPES: Mapping[GGMLType, np.dtype[Any]] = {
     GGMLType.IQ4_XS: np.dtype(
         [("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", (8, 16))]
     ),
-    # block_q2_K: 2 halves of 128 columns, a byte of scale (low nibble) and min per 16 columns; the code of column
-    # 32i + j of a half is at bit 2i of qs[j]
+    # block_q2_K: 2 halves of 128 columns, a byte of scale (low nibble) and min per 16 columns; the code of
+    # column 32i + j of a half is at bit 2i of qs[j]
     GGMLType.Q2_K: np.dtype([("scales", "u1", 16), ("qs", "u1", (2, 32)), ("d", "<f2"), ("dmin", "<f2")]),
     # block_q3_K: as Q2_K; bit i of hmask[j] is the third bit of column j of sub-block i of 32; see _q3_k
     GGMLType.Q3_K: np.dtype([("hmask", "u1", 32), ("qs", "u1", (2, 32)), ("scales", "u1", 12), ("d", "<f2")]),
