@@ -19,7 +19,7 @@ from strata_jit.kernels.abi import (
     THREAD_NODE,
     THREAD_SCRATCH,
 )
-from strata_jit.kernels.attn_prepare import group_size, head_at, prepare_heads
+from strata_jit.kernels.attn_prepare import group_size, head_at, key_scale, prepare_heads, query_scale
 from strata_jit.kernels.kv import (
     HALF_BYTES,
     KEY_OCTET,
@@ -219,7 +219,8 @@ def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
     if n_rows == 1:
         n_keys = 1 if block == row_position(control, row) // KV_BLOCK else 0
         queries = key + 4 * head_dim
-        prepare_heads(args, row, query_head, n, queries, kv_head, n_keys, key)
+        q_joint, k_joint = query_scale(args, row), key_scale(args, row)
+        prepare_heads(args, row, query_head, n, queries, q_joint, kv_head, n_keys, key, k_joint)
         if n_keys != 0:
             value = head_at(args, row, word(args, A.v_off), kv_head)
             store_key_value(head, head_dim, n_visible - 1, key, value)

@@ -54,7 +54,8 @@ _QKV = (
     "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
     "n_head:i n_head_kv:i head_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+"""A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
 
 @dataclass(frozen=True, slots=True)

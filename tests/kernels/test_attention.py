@@ -34,7 +34,8 @@ class Shape:
     head_dim: int
     n_rot: int
     mode: int = ROPE_NEOX
-    normed: bool = True
+    norm: str | None = "head"
+    """The norm of q and k: over each head, over all heads together, or none."""
 
     @property
     def width(self):
@@ -50,10 +51,11 @@ class Shape:
 
 
 QWEN = Shape(8, 1, 128, 128)
-SMOL = Shape(9, 3, 64, 64, ROPE_NORM, normed=False)
-MHA = Shape(2, 2, 32, 32, ROPE_NEOX, normed=False)
-PARTIAL = Shape(6, 1, 40, 20, ROPE_NORM, normed=True)
-SHAPES = [QWEN, SMOL, MHA, PARTIAL]
+SMOL = Shape(9, 3, 64, 64, ROPE_NORM, norm=None)
+MHA = Shape(2, 2, 32, 32, ROPE_NEOX, norm=None)
+PARTIAL = Shape(6, 1, 40, 20, ROPE_NORM)
+JOINT = Shape(6, 3, 40, 40, ROPE_NEOX, norm="joint")
+SHAPES = [QWEN, SMOL, MHA, PARTIAL, JOINT]
 
 
 class Sequence:
@@ -63,7 +65,10 @@ class Sequence:
         rng = np.random.default_rng(seed)
         self.shape, self.n = shape, n_positions
         self.qkv = rng.standard_normal((n_positions, shape.width)).astype(np.float32)
-        self.q_weight, self.k_weight = rng.uniform(0.5, 2, (2, shape.head_dim)).astype(np.float32)
+        heads = (shape.n_head, shape.n_head_kv) if shape.norm == "joint" else (1, 1)
+        self.q_weight, self.k_weight = (
+            rng.uniform(0.5, 2, n * shape.head_dim).astype(np.float32) for n in heads
+        )
         freqs = 1e4 ** (-np.arange(shape.n_rot // 2) / (shape.n_rot // 2))
         self.angles = rope_angles(np.arange(n_positions), freqs, 1.0)
 
@@ -72,10 +77,13 @@ class Sequence:
         s = self.shape
         cuts = np.cumsum([s.n_head, s.n_head_kv]) * s.head_dim
         q, k, v = (part.reshape(self.n, -1, s.head_dim) for part in np.split(self.qkv, cuts, axis=1))
-        if s.normed:
-            q, k = rms_norm(q, self.q_weight, EPS), rms_norm(k, self.k_weight, EPS)
+        if s.norm:
+            q, k = self._normed(q, self.q_weight), self._normed(k, self.k_weight)
         q, k = self._rotated(q), self._rotated(k)
         return q, k.astype(np.float16), v.astype(np.float16)
+
+    def _normed(self, heads, weight):
+        return rms_norm(heads.reshape(-1, len(weight)), weight, EPS).reshape(heads.shape)
 
     def _rotated(self, heads):
         s = self.shape
@@ -133,8 +141,8 @@ class Layer:
             "q_off": 0,
             "k_off": 4 * s.n_out,
             "v_off": 4 * (s.n_out + s.n_head_kv * s.head_dim),
-            "q_norm": Vector(first.q_weight) if s.normed else 0,
-            "k_norm": Vector(first.k_weight) if s.normed else 0,
+            "q_norm": Vector(first.q_weight) if s.norm else 0,
+            "k_norm": Vector(first.k_weight) if s.norm else 0,
             "eps": EPS,
             "angles": angles,
             "n_rot": s.n_rot,
@@ -216,7 +224,7 @@ def test_attention_is_near_float64(shape):
 
 
 @pytest.mark.parametrize("threads", [(2,), (1, 1), (2, 1), (1, 1, 1), (1, 2, 3)])
-@pytest.mark.parametrize("shape", [QWEN, SMOL])
+@pytest.mark.parametrize("shape", [QWEN, SMOL, JOINT])
 def test_attention_any_team_gives_the_same(shape, threads):
     sequence = Sequence(shape, 600, seed=3)
     alone, team = Layer([sequence], (1,)), Layer([sequence], threads)
@@ -237,7 +245,7 @@ def kv_of(layer):
 
 def test_attention_any_order_of_threads_gives_the_same():
     """Whoever claims what: one thread does nearly everything, or another."""
-    sequence = Sequence(replace(SMOL, normed=True), 300, seed=4)
+    sequence = Sequence(replace(SMOL, norm="head"), 300, seed=4)
     rows = [(0, p) for p in range(290, 300)]
     results = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], None):
@@ -290,7 +298,7 @@ def test_attention_writes_only_its_layer_and_slot():
 
 def test_attention_large_scores_do_not_overflow():
     """Scores in the thousands: the maximum is subtracted before exp, within blocks and between them."""
-    sequence = Sequence(replace(QWEN, normed=False), 300, seed=8)
+    sequence = Sequence(replace(QWEN, norm=None), 300, seed=8)
     sequence.qkv *= 30
     layer = Layer([sequence], (1, 1))
     fill(layer, 299)
