@@ -86,7 +86,8 @@ class Attention:
         }
         t.b.op("attn_merge", f"{blk}attn_merge", merge | t.wanted(merged, [output]))
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
-        segment = t.segment(output, merged, t.x, t.x_stride, add=True, bias=bias)
+        scale = t.h.residual_scale
+        segment = t.segment(output, merged, t.x, t.x_stride, add=True, bias=bias, scale=scale)
         t.linear(f"{blk}attn_output", merged, [segment])
 
     def _project(self, blk: str) -> dict[str, int]:
