@@ -67,9 +67,19 @@ def group_size(args):
 
 @glue
 def head_at(args, row, offset, head):
-    """Address of head number `head` of the row's q, k or v, whichever starts at `offset`."""
+    """Address of head number `head` of the row's q or k, whichever starts at `offset`."""
     offset += row * word(args, QKV.qkv_stride) + 4 * head * word(args, QKV.head_dim)
     return word(args, QKV.qkv) + offset
+
+
+@glue
+def store_head(control, args, thread, row, kv_head, key):
+    """Write the prepared key at `key`, and the row's value, of a kv head into the row's block, this node's."""
+    position = row_position(control, row)
+    head = head_block(control, args, thread, row, position // KV_BLOCK, kv_head)
+    head_dim, value_dim = word(args, QKV.head_dim), word(args, QKV.value_dim)
+    value = word(args, QKV.qkv) + word(args, QKV.v_off) + row * word(args, QKV.qkv_stride)
+    store_key_value(head, head_dim, value_dim, position % KV_BLOCK, key, value + 4 * value_dim * kv_head)
 
 
 @glue
@@ -106,12 +116,12 @@ def attn_prepare(control, args, thread):
     Where the queries' norm is joint, one thread has all queries of a row: it takes their scale before it
     changes the first of them.
     """
-    n_head_kv, group, head_dim = word(args, QKV.n_head_kv), group_size(args), word(args, QKV.head_dim)
+    n_head_kv, group = word(args, QKV.n_head_kv), group_size(args)
     key = word(thread, THREAD_SCRATCH) + word(args, QKV.work_scratch)
     joint, q_joint = is_joint(args, word(args, QKV.q_norm)), ONE
     for unit in range(word(control, STEP_N_ROWS) * n_head_kv):
         row, kv_head = unit // n_head_kv, unit % n_head_kv
-        block, place = row_position(control, row) // KV_BLOCK, row_position(control, row) % KV_BLOCK
+        block = row_position(control, row) // KV_BLOCK
         turn = row if joint else unit
         has_queries = turn % word(thread, THREAD_TEAM_SIZE) == word(thread, THREAD_TEAM_INDEX)
         if has_queries and kv_head == 0:
@@ -123,6 +133,4 @@ def attn_prepare(control, args, thread):
         k_joint = key_scale(args, row) if has_key else ONE
         prepare_heads(args, row, kv_head * group, n_queries, queries, q_joint, kv_head, n_keys, key, k_joint)
         if has_key:
-            head = head_block(control, args, thread, row, block, kv_head)
-            value = head_at(args, row, word(args, QKV.v_off), kv_head)
-            store_key_value(head, head_dim, place, key, value)
+            store_head(control, args, thread, row, kv_head, key)
