@@ -6,7 +6,17 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl", "qwen35moe", "qwen3next"]
+MODELS = [
+    "glm4moe",
+    "granitemoe",
+    "llama",
+    "olmoe",
+    "qwen2moe",
+    "qwen35moe",
+    "qwen3moe",
+    "qwen3moe-nl",
+    "qwen3next",
+]
 
 
 @pytest.fixture(params=MODELS)
