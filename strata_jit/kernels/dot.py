@@ -36,6 +36,7 @@ from strata_jit.kernels.vec import (
     I16,
     I32,
     I64,
+    call_llvm,
     const,
     emit_fma,
     emit_half_to_f32,
@@ -77,10 +78,10 @@ def _half8(context, b, address, offset):
 def _power8(b, address):
     """f32x8 of 2**(e - 128) from the eight bytes e at `address`; 0 and 1 give subnormal numbers."""
     e = b.zext(load_as(b, address, vector(I8, 8)), V8I32)
-    normal = b.shl(b.sub(e, const(V8I32, 1)), const(V8I32, 23))
-    subnormal = b.shl(b.add(e, const(V8I32, 1)), const(V8I32, 21))
-    bits = b.select(b.icmp_signed("<", e, const(V8I32, 2)), subnormal, normal)
-    return b.bitcast(bits, f32x8.llvm)
+    normal = b.sub(b.shl(e, const(V8I32, 23)), const(V8I32, 1 << 23))  # less than the other for e < 2
+    subnormal = b.add(b.shl(e, const(V8I32, 21)), const(V8I32, 1 << 21))
+    subnormal = call_llvm(b, "llvm.smin.v8i32", V8I32, subnormal, const(V8I32, 1 << 22))
+    return b.bitcast(call_llvm(b, "llvm.smax.v8i32", V8I32, normal, subnormal), f32x8.llvm)
 
 
 def _emit_d(context, b, fmt, head):
