@@ -1,4 +1,4 @@
-"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output projection."""
+"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output matrix."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl"]
+MODELS = [
+    "deepseek2", "glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl",
+]  # fmt: skip
 
 
 @pytest.fixture(params=MODELS)
