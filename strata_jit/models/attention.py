@@ -1,4 +1,4 @@
-"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output projection."""
+"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output matrix."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Attention:
         self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
+        """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""
         b, n_embd = self.t.b, self.t.h.n_embd
         return [b.matrix(f"blk.{layer}.attn_{part}.weight", n_embd, n) for part, n in self.widths.items()]
 
