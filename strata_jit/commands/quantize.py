@@ -5,6 +5,7 @@ Owns its options only.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 
@@ -58,8 +59,6 @@ def _quantize(source: str, target: str, type_name: str, overrides: tuple[str, ..
     with LoadProgress() as progress:
         result = engine.quantize(plan, progress)
     out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
-    try:
+    with contextlib.suppress(OutputClosed):
         out.write(quantize_json(result) if as_json else quantize_table(result))
-    except OutputClosed:
-        pass
     return 0

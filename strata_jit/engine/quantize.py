@@ -55,13 +55,14 @@ class QuantizePlan:
     """Of every tensor, in file order."""
 
     @property
+    def changed(self) -> list[TensorInfo]:
+        """Tensors that get another type; the bytes of the others are copied."""
+        return [info for info in self.file.tensors.values() if info.type != self.types[info.name]]
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What costs quality."""
-        again = [
-            info
-            for info in self.file.tensors.values()
-            if info.type not in _FLOATS and info.type != self.types[info.name]
-        ]
+        again = [info for info in self.changed if info.type not in _FLOATS]
         if not again:
             return ()
         kinds = ", ".join(sorted({info.type.name for info in again}))
@@ -107,8 +108,8 @@ def plan_quantization(
 
     type_name  one of `quantize_types.TARGETS`
     overrides  PATTERN=TYPE: a regular expression searched in the names of matrices; later ones win
-    UsageError for options that cannot be, ModelError for a file that cannot be read or holds weights of a type
-    that has no definition here.
+    UsageError for options that cannot be, ModelError for a file that cannot be read or whose weights are of a
+    type without a definition here.
     """
     type_name = target_type(type_name, "TYPE")
     chosen = parse_overrides(overrides)
@@ -117,12 +118,13 @@ def plan_quantization(
         if os.path.exists(target) and os.path.samefile(part, target):
             raise UsageError(f"{os.fspath(target)}: found the input as output, expected another file")
     types = choose_types(file, type_name, chosen)
-    for info in file.tensors.values():
-        if types[info.name] != info.type and info.type not in BLOCK_DTYPES:
+    plan = QuantizePlan(file, Path(target), type_name, types)
+    for info in plan.changed:
+        if info.type not in BLOCK_DTYPES:
             known = ", ".join(known.name for known in BLOCK_DTYPES)
             field = f"tensor {quoted(info.name)}"
             raise ModelError.at(file.path, field, f"type {info.type.name}", f"one of {known}")
-    return QuantizePlan(file, Path(target), type_name, types)
+    return plan
 
 
 def quantize(plan: QuantizePlan, on_progress: Progress | None = None) -> QuantizeResult:
@@ -150,7 +152,7 @@ def _load_kernels(plan: QuantizePlan, report: Progress) -> dict[str, Any]:
     # The only command that computes in the user's process: it starts no node process.
     from strata_jit.kernels.compile import load_quantizers
 
-    changed = {plan.types[i.name].name for i in plan.file.tensors.values() if plan.types[i.name] != i.type}
+    changed = {plan.types[info.name].name for info in plan.changed}
     cache = open_cache()
     try:
         return load_quantizers(
@@ -252,9 +254,8 @@ class _Run:
     def _thread(self, files: Sequence[int]) -> None:
         try:
             while (piece := self._next()) is not None:
-                fd = files[piece.info.part]
-                convert = self._copy if self._plan.types[piece.info.name] == piece.info.type else self._quantize
-                convert(piece, fd)
+                is_copy = self._plan.types[piece.info.name] == piece.info.type
+                (self._copy if is_copy else self._quantize)(piece, files[piece.info.part])
         except BaseException as fault:  # noqa: BLE001 - raised again by the thread that waits
             self._stop = True
             self._faults.append(fault)

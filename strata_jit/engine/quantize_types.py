@@ -1,7 +1,7 @@
 """Which type each tensor of a quantised file gets.
 
-Owns the rules: those of llama.cpp's `llama-quant.cpp` for files without an importance matrix, where there is a
-quantiser for the type that it would take; Q6_K stands in for Q5_K. Reads no tensor's bytes.
+Owns the rules: those of llama.cpp's `llama-quant.cpp` for files without an importance matrix, with Q6_K where
+it takes Q5_K. Reads no tensor's bytes.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numba
 from llvmlite import binding
+from numba import config
 from numba.core.errors import NumbaError
 
 from strata_jit.kernels import cache, isa
@@ -68,7 +68,7 @@ def load_quantizers(
 
     In a process that has compiled nothing yet: where Numba keeps its files is set for all of it.
     """
-    numba.config.CACHE_DIR = str(cache_path)
+    config.CACHE_DIR = str(cache_path)  # type: ignore[attr-defined]  # Numba makes its options itself
     from strata_jit.kernels.quantizers import quantizer  # node processes have no use for it
 
     @_without_collection()

@@ -11,6 +11,7 @@ Blocks are those of ggml-common.h; `ref/blocks.py` reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from strata_jit.kernels.ref.fma import fma32
 
 VALUES = IQ4_VALUES.astype(np.float32)
 MIDPOINTS = (VALUES[1:] + VALUES[:-1]) / 2
-PEAK_CODES = {
+PEAK_CODES: dict[str, list[float]] = {
     "IQ4": [end + 3 * step for end in (-127, 113) for step in range(-8, 9)],
     "Q6": [-32 - step / 4 for step in range(-8, 9)],
 }
@@ -148,7 +149,7 @@ def _quantize_q8_0(x: Array) -> tuple[Array, ...]:
     return d, np.clip(q, -127, 127).astype(np.int8)
 
 
-_QUANTIZE = {
+_QUANTIZE: dict[str, Callable[[Array], tuple[Array, ...]]] = {
     "IQ4_NL": _quantize_iq4_nl,
     "IQ4_XS": _quantize_iq4_xs,
     "Q6_K": _quantize_q6_k,
@@ -195,7 +196,12 @@ def _pack_q8_0(d: Array, codes: Array) -> Array:
     return _bytes(d, codes)
 
 
-_PACK = {"IQ4_NL": _pack_iq4_nl, "IQ4_XS": _pack_iq4_xs, "Q6_K": _pack_q6_k, "Q8_0": _pack_q8_0}
+_PACK: dict[str, Callable[..., Array]] = {
+    "IQ4_NL": _pack_iq4_nl,
+    "IQ4_XS": _pack_iq4_xs,
+    "Q6_K": _pack_q6_k,
+    "Q8_0": _pack_q8_0,
+}
 
 
 def _bf16(x: Array) -> Array:
@@ -204,4 +210,8 @@ def _bf16(x: Array) -> Array:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-_FLOATS = {"F32": lambda x: x, "F16": lambda x: x.astype(np.float16), "BF16": _bf16}
+_FLOATS: dict[str, Callable[[Array], Array]] = {
+    "F32": lambda x: x,
+    "F16": lambda x: x.astype(np.float16),
+    "BF16": _bf16,
+}
