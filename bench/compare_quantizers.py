@@ -24,9 +24,8 @@ from strata_jit.gguf.quants import dequantize
 from strata_jit.gguf.reader import open_gguf
 from strata_jit.gguf.types import GGMLType
 from strata_jit.kernels.cache import open_cache
-from tests.kernels.quantizer_data import KINDS, relative_rmse, weights
+from tests.kernels.quantizer_data import KINDS, TYPES, relative_rmse, weights
 
-TYPES = ("IQ4_XS", "IQ4_NL", "Q6_K", "Q8_0")
 MAX_ROWS = 256
 
 

@@ -97,7 +97,7 @@ def _search(x: Array, codes: _Codes) -> Array:
 def _half(d: Array) -> Array:
     """float16: d rounded to nearest even, but kept finite, and not 0 unless it is."""
     half = np.clip(d, -HALF_MAX, HALF_MAX).astype(np.float16)
-    least = np.copysign(np.float16(2.0**-24), d.astype(np.float16))
+    least = np.copysign(np.float32(2.0**-24), d).astype(np.float16)
     return np.where((half == 0) & (d != 0), least, half)
 
 
