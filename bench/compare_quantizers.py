@@ -2,8 +2,8 @@
 
     python -m bench.compare_quantizers LIBGGML_BASE.so [MODEL.gguf]
 
-From the root of the repository. Takes the seeded weights of tests/kernels/quantizer_data.py and, where a model
-is named, its matrices as float32 (one of every role). The library's functions: ggml.h, ggml_quantize_chunk.
+From the root of the repository. Takes the seeded weights of tests/kernels/quantizer_data.py and, where a
+model is named, one matrix of every role, as float32. The library's functions: ggml.h, ggml_quantize_chunk.
 The last line is one JSON document: kind -> type -> [ours, ggml's].
 """
 

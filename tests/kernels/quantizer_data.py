@@ -78,5 +78,5 @@ REFERENCE = {
     "huge": (0.0769977, 0.0764360, 0.0177586, 0.0053686),
     "bf16": (0.0769927, 0.0764573, 0.0177627, 0.0053576),
 }
-"""Relative RMSE of ggml 0.25.3 (libggml-base, ggml_quantize_chunk without importance matrix) for TYPES, measured
-on x86-64 and rounded up in the seventh digit."""
+"""Relative RMSE of ggml 0.25.3 (libggml-base, ggml_quantize_chunk without importance matrix) for TYPES,
+measured on x86-64 and rounded up in the seventh digit."""
