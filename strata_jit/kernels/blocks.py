@@ -46,27 +46,34 @@ def _sub_scales(b, isa, fmt, scales, i):
     if not fmt.scale_columns:
         return [const(V16I16, 1)] * QUADS
     per_sub = SUB // fmt.scale_columns
-    source = load_as(b, scales, V32I8)
-    if fmt.packed_mins:
-        source = b.and_(source, const(V32I8, 0x0F))
+    source = _scale_bytes(b, fmt, scales)
     parts = [isa.scale16(b, source, i * per_sub + k) for k in range(per_sub)]
     return [part for part in parts for _ in range(QUADS // per_sub)]
 
 
-def emit_block_sum(b, isa, name, payload, pairs):
+def _scale_bytes(b, fmt, scales):
+    """The vector of scales, 4 a row, at `scales`."""
+    source = load_as(b, scales, V32I8)
+    return b.and_(source, const(V32I8, 0x0F)) if fmt.packed_mins else source
+
+
+def emit_block_sum(b, isa, fmt, payload, pairs):
     """sum_j scale_j * sum((w + offset) * a) of one block, exact: <8 x i32>, one row a lane.
 
     The format's offset is for `emit_offset_sum` to take off.
     """
-    fmt = FORMATS[name]
     total = cgutils.alloca_once(b, V8I32)
     b.store(const(V8I32, 0), total)
 
     def group(scales, codes, first_sub):
         act = b.add(pairs, b.mul(first_sub, ir.Constant(I64, 2 * SUB)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
-            part = _sub_block_sum(b, isa, fmt, weights, _sub_scales(b, isa, fmt, scales, i), act, 2 * SUB * i)
+            weights = emit_weights(b, isa, fmt, codes, fmt.sub_bytes * i)
+            if isa.byte_dots:
+                part = _sub_block_dot(b, isa, fmt, weights, scales, i, act)
+            else:
+                factors = _sub_scales(b, isa, fmt, scales, i)
+                part = _sub_block_sum(b, isa, fmt, weights, factors, act, 2 * SUB * i)
             b.store(b.add(b.load(total), part), total)
 
     _for_scale_groups(b, fmt, payload, group)
@@ -89,12 +96,31 @@ def _sub_block_sum(b, isa, fmt, weights, scales, act, offset):
     return total
 
 
+def _sub_block_dot(b, isa, fmt, weights, scales, sub, act):
+    """As `_sub_block_sum` by dot products of four bytes: sub-block `sub` of those that share `scales`.
+
+    |sum(w * a)| <= 32 * 255 * 127 < 2**21 and |scale| <= 128: exact in int32 over the 16 scales of a block.
+    """
+    total, span = None, (fmt.scale_columns or SUB) // 4
+    for k, first in enumerate(range(0, QUADS, span)):
+        part = const(V8I32, 0)
+        for i in range(first, first + span):
+            part = isa.dot4(b, part, weights[i], _broadcast(b, act, 2 * SUB * sub + 4 * i))
+        if fmt.scale_columns:
+            t = sub * (QUADS // span) + k  # the scale is byte t of each lane
+            lanes = b.bitcast(_scale_bytes(b, fmt, scales), V8I32)
+            scale = b.ashr(b.shl(lanes, const(V8I32, 24 - 8 * t)), const(V8I32, 24))
+            part = b.mul(part, scale)
+        total = part if total is None else b.add(total, part)
+    return total
+
+
 def emit_offset_sum(b, isa, fmt, payload, sums):
     """What `emit_block_sum` is too large by: offset * sum_j scale_j * sum(a), exact: <8 x i32>."""
     if not fmt.scale_columns:
         return emit_min_sum(b, isa, fmt, [const(V16I16, fmt.offset)], sums)
     scales = [load_as(b, payload, V32I8, at) for at in range(0, fmt.scales, 32)]
-    total = emit_min_sum(b, isa, fmt, _byte_pairs(b, fmt, scales), sums)
+    total = emit_min_sum(b, isa, fmt, _byte_pairs(b, fmt, scales, signed=True), sums)
     return b.mul(total, const(V8I32, fmt.offset))
 
 
@@ -108,7 +134,7 @@ def emit_min_pairs(b, payload, fmt):
     return _byte_pairs(b, fmt, [load_as(b, payload, V32I8, fmt.scales + at) for at in range(0, fmt.mins, 32)])
 
 
-def _byte_pairs(b, fmt, vectors):
+def _byte_pairs(b, fmt, vectors, signed=False):
     """Scales or mins, 4 a row and vector, as pairs of int16: two <16 x i16> a vector, lane r of row r.
 
     Numbers (0, 1) and (2, 3) of each four where they belong to 32 columns, (0, 2) and (1, 3) to 16: as
@@ -116,10 +142,11 @@ def _byte_pairs(b, fmt, vectors):
     """
     zero, eight, pairs = const(V32I8, 0), const(V16I16, 8), []
     for v in vectors:
-        if fmt.scale_columns == SUB:  # these are not negative
+        if fmt.scale_columns == SUB:
             for first in (0, 2):
-                lanes = [4 * (i // 4) + first + i // 2 % 2 if i % 2 == 0 else 32 for i in range(32)]
-                pairs.append(b.bitcast(shuffle(b, v, zero, lanes), V16I16))
+                lanes = [4 * (i // 4) + first + i // 2 % 2 if i % 2 == signed else 32 for i in range(32)]
+                pair = b.bitcast(shuffle(b, v, zero, lanes), V16I16)
+                pairs.append(b.ashr(pair, eight) if signed else pair)
         else:
             lanes = b.bitcast(v, V16I16)
             pairs += [b.ashr(b.shl(lanes, eight), eight), b.ashr(lanes, eight)]
@@ -156,7 +183,7 @@ def emit_unpack(b, isa, name, payload, target):
     def group(scales, codes, first_sub):
         to = b.add(target, b.mul(first_sub, ir.Constant(I64, 64 * QUADS)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
+            weights = emit_weights(b, isa, fmt, codes, fmt.sub_bytes * i)
             if fmt.offset:
                 weights = [b.sub(w, const(V32I8, fmt.offset)) for w in weights]
             factors = _sub_scales(b, isa, fmt, scales, i) if fmt.scale_columns else None

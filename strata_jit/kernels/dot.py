@@ -50,7 +50,7 @@ from strata_jit.kernels.vec import (
     store_as,
     vector,
 )
-from strata_jit.kernels.weights import FORMATS
+from strata_jit.kernels.weights import FORMATS, format_for
 
 UNPACKED_BYTES = 4096 + 256
 """Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
@@ -112,10 +112,10 @@ def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
 
     def codegen(context, b, signature, args):
         _, _, acc, head, payload, pairs, d, sums = args
-        fmt = FORMATS[type_name]
+        fmt = format_for(type_name, target)
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
         da = splat(b, load_as(b, d, F32))
-        total = emit_block_sum(b, target, type_name, payload, pairs)
+        total = emit_block_sum(b, target, fmt, payload, pairs)
         if fmt.offset:
             total = b.sub(total, emit_offset_sum(b, target, fmt, payload, sums))
         acc = _accumulate(b, total, b.fmul(_emit_d(context, b, fmt, head), da), acc)
@@ -165,7 +165,7 @@ def _tile_sums(b, target, fmt, unpacked, activations):
                 a = b.bitcast(splat(b, load_as(b, act_at[t], I32, 4 * part)), V16I16)
                 for o in range(2):
                     slot = sums[o][t]
-                    b.store(b.add(b.load(slot), target.madd(b, weights[o], a)), slot)
+                    b.store(target.add_madd(b, b.load(slot), weights[o], a), slot)
     return [[b.load(slot) for slot in row] for row in sums]
 
 

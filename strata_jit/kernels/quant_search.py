@@ -15,7 +15,6 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from strata_jit.kernels._jit import OVERLOAD_OPTIONS, inline_kernel
-from strata_jit.kernels.blocks import KVALUES_IQ4NL
 from strata_jit.kernels.vec import (
     I16,
     I32,
@@ -40,6 +39,7 @@ from strata_jit.kernels.vec import (
     sum8,
     vector,
 )
+from strata_jit.kernels.weights import BOOKS
 
 WORK_SQUARES, WORK_ERRORS, WORK_SCALES, WORK_CODES = 0, 8, 16, 80
 """Bytes in the work record: float64 sums of squares and of squared errors; scratch: 16 float32, 256 bytes."""
@@ -69,7 +69,7 @@ def _emit_steps(b, x, first, steps):
     return total
 
 
-_PAIRS = tuple(pairwise(KVALUES_IQ4NL))
+_PAIRS = tuple(pairwise(BOOKS["IQ4_NL"]))
 _VALUE_STEPS = [((low + high) / 2, high - low) for low, high in _PAIRS]
 _INDEX_STEPS = [((low + high) / 2, 1) for low, high in _PAIRS]
 
@@ -93,7 +93,7 @@ def nearest8(typingctx, kind, x):
     def codegen(context, b, signature, args):
         if is_q6:
             return _emit_q6(b, args[1])
-        return b.sitofp(_emit_steps(b, args[1], KVALUES_IQ4NL[0], _VALUE_STEPS), f32x8.llvm)
+        return b.sitofp(_emit_steps(b, args[1], BOOKS["IQ4_NL"][0], _VALUE_STEPS), f32x8.llvm)
 
     return f32x8(kind, f32x8), codegen
 
