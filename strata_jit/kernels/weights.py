@@ -73,6 +73,11 @@ class BlockFormat:
         return self.store.block_cols // SUB
 
     @property
+    def vectors_per_scale(self):
+        """Vectors V of a sub-block that share a scale."""
+        return (self.scale_columns or SUB) // 4
+
+    @property
     def sums_bytes(self):
         """Bytes of a block in the activation's plane of sums: int16 per 16 columns."""
         return self.store.block_cols // 8

@@ -18,7 +18,7 @@ class Portable:
     name = "portable"
     needs: frozenset[str] = frozenset()
     byte_dots = False
-    """Whether `dot4` takes the block sums of one token, of weights made unsigned, rather than `pairs_*`."""
+    """Whether block sums are taken by `dot4`, of weights made unsigned, rather than by `pairs_*`."""
 
     def lookup16(self, b, table, index):
         """table[index] for <32 x i8> indices 0..15: a tree of selects over the index bits."""
@@ -56,10 +56,6 @@ class Portable:
         wide = vector(I32, 16)
         products = b.mul(b.sext(x, wide), b.sext(y, wide))
         return b.add(shuffle(b, products, products, EVEN8), shuffle(b, products, products, ODD8))
-
-    def add_madd(self, b, total, x, y):
-        """total + madd(x, y)."""
-        return b.add(total, self.madd(b, x, y))
 
     def abs8(self, b, w):
         """|w| as unsigned bytes."""

@@ -1,8 +1,8 @@
-"""Exact integer operations by the VNNI instructions, in either encoding.
+"""Exact integer operations by vpdpbusd, in either encoding.
 
-One vpdpbusd adds the products of four unsigned and four signed bytes to an int32, and vpdpwssd those of two
-pairs of int16, without saturation: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
-Everything else stays with AVX2, whose encodings CPUs with AVX-512 have as well.
+It adds the products of four unsigned and four signed bytes to an int32, without saturation: Intel 64 and
+IA-32 Architectures Software Developer's Manual, volume 2. Everything else stays with AVX2, whose encodings
+CPUs with AVX-512 have as well.
 """
 
 from strata_jit.kernels.isa.avx2 import Avx2
@@ -19,15 +19,9 @@ class Avx512Vnni(Avx2):
 
     def dot4(self, b, total, w, a):
         """<8 x i32> total + the four products w*a of each lane: bytes w unsigned, a signed."""
-        return self._add_products(b, "llvm.x86.avx512.vpdpbusd.256", total, w, a)
-
-    def add_madd(self, b, total, x, y):
-        """vpdpwssd."""
-        return self._add_products(b, "llvm.x86.avx512.vpdpwssd.256", total, x, y)
-
-    def _add_products(self, b, instruction, total, x, y):
-        # since LLVM 22 the operands have elements of their own width; it converts calls of the form before
-        return call_llvm(b, instruction, V8I32, total, b.bitcast(x, V8I32), b.bitcast(y, V8I32))
+        # since LLVM 22 the operands are vectors of bytes; it converts calls of the form before
+        w, a = b.bitcast(w, V8I32), b.bitcast(a, V8I32)
+        return call_llvm(b, "llvm.x86.avx512.vpdpbusd.256", V8I32, total, w, a)
 
 
 class AvxVnni(Avx512Vnni):
