@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TopologyError,
         UsageError,
     )
+    from strata_jit.gguf.chat import render_chat
     from strata_jit.gguf.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ _HOMES = {
     "TopologyError": "strata_jit.errors",
     "UsageError": "strata_jit.errors",
     "load": "strata_jit.engine.model",
+    "render_chat": "strata_jit.gguf.chat",
 }
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "load",
+    "render_chat",
 ]
 
 

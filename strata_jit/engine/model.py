@@ -154,9 +154,12 @@ class Model:
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
         self.info = _info(file, planned, language_model, pool)
 
-    def chat(self, text: str, system: str | None = None) -> list[int]:
-        """Token ids of a user's message in the model's chat template. UsageError if the file has none."""
-        return encode_prompt(self._file, text, system, False, self.tokenizer)
+    def chat(self, text: str, system: str | None = None, *, think: bool | None = None) -> list[int]:
+        """Token ids of a user's message in the model's chat template. UsageError if the file has none.
+
+        think  whether the model is to think before it answers, where its template asks; None: its default
+        """
+        return encode_prompt(self._file, text, system, False, self.tokenizer, think)
 
     def generate(
         self, prompt: str | Sequence[int], *, max_tokens: int = 128, sampling: Sampling | None = None

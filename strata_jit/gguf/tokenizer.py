@@ -36,9 +36,11 @@ class Tokenizer:
     """The tokenizer of a model.
 
     `n_vocab` is the number of tokens; `bos_id` and `eos_id` may be None; `eog_ids` are the tokens that end a
-    generation; `add_bos` tells whether a prompt begins with `bos_id` by default. Safe to use from several
-    threads.
+    generation; `add_bos` tells whether a prompt begins with `bos_id` by default. `forced` is a warning where
+    words are cut by rules that the file did not ask for, else None. Safe to use from several threads.
     """
+
+    forced: str | None = None
 
     def __init__(self, vocabulary: Vocabulary, encoder: _Encoder, add_bos: bool, space_prefix: bool) -> None:
         """See `from_gguf`, which is the way to make one."""
@@ -78,7 +80,11 @@ class Tokenizer:
     def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary, force: bool) -> Tokenizer:
         rules = _rules(vocabulary, force)
         encoder = ByteLevelBPE(vocabulary.ids, read_merges(gguf), rules)
-        return cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
+        tokenizer = cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
+        if vocabulary.pre not in PRE_TOKENIZERS:
+            name = quoted(vocabulary.pre)
+            tokenizer.forced = f"words are cut by the default rules, not by those of the unknown {name}"
+        return tokenizer
 
     @classmethod
     def _sentencepiece(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
