@@ -118,7 +118,8 @@ def test_decode_prints_warnings_as_lines(script: Any) -> None:
 
 def test_decode_defaults(script: Any) -> None:
     run("-p", "hi")
-    assert call(script, "encode") == {"path": "some.gguf", "text": "hi", "system": None, "raw": False, "think": None}
+    given = {"path": "some.gguf", "text": "hi", "system": None, "raw": False, "think": None}
+    assert call(script, "encode") == given
     assert call(script, "load") == {
         "path": "some.gguf",
         "workers": None,

@@ -6,9 +6,10 @@ Owns the variables' names and values; options win over them.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from strata_jit.engine.model import Model
     from strata_jit.gguf.reader import GGUFFile
     from strata_jit.gguf.tokenizer import Tokenizer
+    from strata_jit.placement import PlanOptions
+    from strata_jit.report import TextOutput
 
 EXIT_INTERRUPTED = 130
 NUMA_POOL = "STRATA_NUMA_POOL"
@@ -154,14 +157,46 @@ def _number(environ: Mapping[str, str], name: str, largest: int, unit: str) -> i
     return int(found)
 
 
+def plan_choice(
+    environment: Environment, pool_workers: int | None, pool_affinity: str | None, test_slices: int | None
+) -> PlanOptions:
+    """What `plan_options` and the variables ask of the plan."""
+    from strata_jit.placement import PlanOptions
+
+    return PlanOptions(
+        workers=pool_workers,
+        numa_pool=environment.mode(test_slices),
+        test_slices=test_slices,
+        pool_affinity=pool_affinity,
+        exchange_rotate=environment.exchange_rotate,
+    )
+
+
+@contextlib.contextmanager
+def model_errors() -> Iterator[None]:
+    """Turns what the system says of a model file that cannot be read into a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
+
+
+def with_output(write: Callable[[TextOutput], int]) -> int:
+    """The exit code of `write`, which gets stdout; 0 where its reader has left early."""
+    from strata_jit.report import OutputClosed, TextOutput
+
+    try:
+        return write(TextOutput(sys.stdout if sys.stdout is not None else io.StringIO()))
+    except OutputClosed:
+        return 0
+
+
 def open_model(path: str) -> GGUFFile:
     """The header of a model file; UsageError where it cannot be read."""
     from strata_jit.gguf.reader import open_gguf
 
-    try:
+    with model_errors():
         return open_gguf(path)
-    except OSError as error:
-        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
 
 
 def read_tokenizer(gguf: GGUFFile, force: bool) -> Tokenizer:

@@ -5,9 +5,7 @@ Owns its options and the order of a run: text, model, answer, figures.
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,7 @@ from strata_jit.commands.common import (
     read_environment,
     read_text,
     read_tokenizer,
+    with_output,
 )
 from strata_jit.errors import UsageError
 
@@ -119,14 +118,9 @@ def decode(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _decode(options: DecodeOptions) -> int:
-    """Run the command; the exit code. Imports what only a real run needs."""
-    from strata_jit.report import OutputClosed, TextOutput
-
-    out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
-    try:
-        return _list_kernels(options, out) if options.list_kernels else _answer(options, out)
-    except OutputClosed:
-        return 0
+    """Run the command; the exit code."""
+    command = _list_kernels if options.list_kernels else _answer
+    return with_output(lambda out: command(options, out))
 
 
 def _answer(options: DecodeOptions, out: TextOutput) -> int:

@@ -1,6 +1,7 @@
 """From a prompt's text to token ids, and the context that a run needs.
 
-Owns when the chat template is applied, and with what; knows no program, pool or sampling. Works on an opened model file, so that a caller can size the context before it loads the weights.
+Owns when the chat template is applied, and with what; knows no program, pool or sampling. Works on an opened
+model file, so that a caller can size the context before it loads the weights.
 """
 
 from __future__ import annotations

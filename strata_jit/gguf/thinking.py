@@ -21,7 +21,7 @@ def thinking_variables(template: str, think: bool) -> dict[str, Any]:
     """Variables for `render_chat` that make the model think, or not; empty if the template reads none.
 
     `enable_thinking`, `thinking`, `reasoning` and the like are true or false. `thinking_budget` is 0, or -1
-    for no bound. `reasoning_effort` is "high", or the least that the template names, as it may have no "none".
+    for no bound. `reasoning_effort` is "high", or the least that the template names.
     """
     try:
         source = template_environment().parse(template)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from strata_jit.errors import ModelError, UsageError, quoted
 from strata_jit.gguf.bpe import ByteLevelBPE, spelt_bytes
-from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.special import SpecialTokens
 from strata_jit.gguf.spm import SPACE, SentencePieceBPE
@@ -68,17 +68,15 @@ class Tokenizer:
         an unknown pre-tokenizer, unless `force` says to cut words by the "default" rules then.
         """
         gguf = source if isinstance(source, GGUFFile) else open_gguf(source)
+        check_kind(gguf, force=force)
         vocabulary = read_vocabulary(gguf)
-        if vocabulary.model == "gpt2":
-            return cls._byte_level(gguf, vocabulary, force)
         if vocabulary.model == "llama":
             return cls._sentencepiece(gguf, vocabulary)
-        field = quoted(f"{PREFIX}model")
-        raise ModelError.at(gguf.path, field, f"{quoted(vocabulary.model)}, not supported", "gpt2 or llama")
+        return cls._byte_level(gguf, vocabulary)
 
     @classmethod
-    def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary, force: bool) -> Tokenizer:
-        rules = _rules(vocabulary, force)
+    def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+        rules = PRE_TOKENIZERS.get(vocabulary.pre, PRE_TOKENIZERS["default"])
         encoder = ByteLevelBPE(vocabulary.ids, read_merges(gguf), rules)
         tokenizer = cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
         if vocabulary.pre not in PRE_TOKENIZERS:
@@ -163,13 +161,21 @@ class Tokenizer:
         return spelt_bytes(text) if self._vocabulary.model == "gpt2" else text.replace(SPACE, " ").encode()
 
 
-def _rules(vocabulary: Vocabulary, force: bool) -> PreTokenizer:
-    """Other rules than the model was trained with would give worse text without any other sign."""
-    if vocabulary.pre in PRE_TOKENIZERS or force:
-        return PRE_TOKENIZERS.get(vocabulary.pre, PRE_TOKENIZERS["default"])
-    known = ", ".join(sorted(PRE_TOKENIZERS))
-    found = f"{quoted(vocabulary.pre)}, a pre-tokenizer that is not supported"
-    raise ModelError.at(vocabulary.path, quoted(f"{PREFIX}pre"), found, f"one of {known}")
+def check_kind(gguf: GGUFFile, *, force: bool = False) -> None:
+    """`ModelError` for a kind of tokenizer, or a pre-tokenizer, that is not supported; builds nothing.
+
+    Other rules than the model was trained with would give worse text without any other sign, so an unknown
+    pre-tokenizer is refused unless `force`.
+    """
+    model, pre = gguf.get(f"{PREFIX}model", str), gguf.get(f"{PREFIX}pre", str, "default")
+    if model not in ("gpt2", "llama"):
+        field = quoted(f"{PREFIX}model")
+        raise ModelError.at(gguf.path, field, f"{quoted(model)}, not supported", "gpt2 or llama")
+    if model == "gpt2" and pre not in PRE_TOKENIZERS and not force:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        found = f"{quoted(pre)}, a pre-tokenizer that is not supported"
+        expected = f"one of {known}; --force cuts words by the default rules"
+        raise ModelError.at(gguf.path, quoted(f"{PREFIX}pre"), found, expected)
 
 
 def _add_bos(vocabulary: Vocabulary, default: bool) -> bool:
