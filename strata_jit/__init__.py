@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strata_jit.engine.expert_pool import ExpertPool
     from strata_jit.engine.model import Model, load
+    from strata_jit.engine.perplexity import Divergence, PerplexityResult
     from strata_jit.engine.results import GenerationResult, KernelUse, ModelInfo, NodeInfo
     from strata_jit.engine.sample import Sampling
     from strata_jit.errors import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Divergence": "strata_jit.engine.perplexity",
     "ExpertPool": "strata_jit.engine.expert_pool",
     "GenerationResult": "strata_jit.engine.results",
     "KernelUse": "strata_jit.engine.results",
@@ -43,6 +45,7 @@ _HOMES = {
     "ModelInfo": "strata_jit.engine.results",
     "NodeDied": "strata_jit.errors",
     "NodeInfo": "strata_jit.engine.results",
+    "PerplexityResult": "strata_jit.engine.perplexity",
     "PlacementError": "strata_jit.errors",
     "PoolError": "strata_jit.errors",
     "Sampling": "strata_jit.engine.sample",
@@ -55,6 +58,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Divergence",
     "ExpertPool",
     "GenerationResult",
     "KernelUse",
@@ -63,6 +67,7 @@ __all__ = [
     "ModelInfo",
     "NodeDied",
     "NodeInfo",
+    "PerplexityResult",
     "PlacementError",
     "PoolError",
     "Sampling",

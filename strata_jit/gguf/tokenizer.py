@@ -6,6 +6,7 @@ Owns `Tokenizer`: special tokens, the begin-of-text token, decoding. The ways of
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from typing import Protocol
@@ -135,6 +136,14 @@ class Tokenizer:
     def token_text(self, token_id: int | None) -> str:
         """A token's text as the file has it, such as "<s>", "" for None: what chat templates are given."""
         return "" if token_id is None else self._vocabulary.tokens[token_id]
+
+    def vocabulary_sha256(self) -> str:
+        """SHA-256, in hex, of all tokens in order: of each, its length in bytes as little-endian u32, its text."""
+        digest = hashlib.sha256()
+        for text in self._vocabulary.tokens:
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(4, "little") + raw)
+        return digest.hexdigest()
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token is no part of a text: control, unknown, unused, or an end of generation."""
