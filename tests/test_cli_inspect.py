@@ -36,7 +36,7 @@ def no_tokenizer_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object) -> None:
         raise AssertionError("a tokenizer is built")
 
-    monkeypatch.setattr(bpe.ByteLevelBPE, "__init__", build)
+    monkeypatch.setattr(bpe.RankedBPE, "__init__", build)
 
 
 def run(*args: object) -> Result:

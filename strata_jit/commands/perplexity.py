@@ -62,8 +62,8 @@ def perplexity(ctx: click.Context, /, **given: Any) -> None:
     """Measure how well a model predicts a text: perplexity, and mean negative log-likelihood in nats.
 
     The text is cut into windows, each read from an empty context, and the second half of each is scored, as
-    llama.cpp's llama-perplexity does it. The value so far goes to stderr. To see what quantising a model costs,
-    write a base with the original, then compare: the KL divergence between both models' distributions.
+    llama.cpp's llama-perplexity does it. The value so far goes to stderr. To see what quantising a model
+    costs, write a base with the original, then compare: the KL divergence between their distributions.
 
     \b
     Environment: the variables of decode, options win.

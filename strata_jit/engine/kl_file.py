@@ -13,9 +13,9 @@ Owns the format; computes nothing but what is kept of a distribution. Little-end
         u32[n]  token ids, the likeliest first
         f32[n]  natural logarithms of their probabilities
 
-Tokens are kept until all others together have at most the probability `REST`, 2**-8. The others count as one, so
-a divergence from such a record is never more than the true one, by the log-sum inequality. It falls short of it
-by about that share: 0.5 % was measured.
+Tokens are kept until all others together have at most the probability `REST`, 2**-8. The others count as one,
+so a divergence from such a record is never more than the true one, by the log-sum inequality. It falls short
+of it by about that share: 0.5 % was measured.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class BaseHeader:
     def check(self, other: BaseHeader, path: Path) -> None:
         """UsageError unless `other`, what is compared with this file's base, is about the same tokens."""
         if (self.n_vocab, self.vocabulary_sha256) != (other.n_vocab, other.vocabulary_sha256):
-            sizes = f"{self.n_vocab} tokens, this model {other.n_vocab}"
-            raise UsageError(f"{path}: the base model has another vocabulary ({sizes}): they cannot be compared")
+            sizes = f"its {self.n_vocab} tokens are not this model's {other.n_vocab}"
+            raise UsageError(f"{path}: the base has another vocabulary ({sizes}): they cannot be compared")
         if self.n_ctx != other.n_ctx:
             raise UsageError(f"{path}: the base has windows of {self.n_ctx} tokens: give --ctx {self.n_ctx}")
         if self.tokens.shape != other.tokens.shape or (self.tokens != other.tokens).any():
@@ -139,7 +139,11 @@ class BaseReader:
             self._file: BinaryIO = open(self.path, "rb")  # noqa: SIM115  # closed by __exit__
         except OSError as error:
             raise UsageError(f"cannot read the base: {self.path}: {error.strerror}") from None
-        self.header = self._read_header()
+        try:
+            self.header = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
 
     def read(self) -> Kept:
         """The next position."""

@@ -1,10 +1,10 @@
 """How well a model predicts a text, and how far its predictions are from a base model's.
 
 Owns the cut of the text into windows, what is scored, and the figures; runs no step. All is as in llama.cpp's
-tools/perplexity/perplexity.cpp, so that figures can be compared. The text, its control tokens taken as text, is
-cut into windows of n_ctx tokens; what is left over is not used. Each window starts from an empty context, with
-the begin-of-text token in place of its first one where the model's prompts begin with that. The tokens of its
-second half are scored, from place n_ctx // 2 + 1 on.
+tools/perplexity/perplexity.cpp, so that figures can be compared. The text, its control tokens taken as text,
+is cut into windows of n_ctx tokens; what is left over is not used. Each window starts from an empty context,
+with the begin-of-text token in place of its first one where the model's prompts begin with that. The tokens
+of its second half are scored, from place n_ctx // 2 + 1 on.
 
 Distributions are computed in float64. NumPy's `exp` may differ in its last bit from CPU to CPU.
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from strata_jit.errors import ModelError, UsageError, quoted
-from strata_jit.gguf.bpe import ByteLevelBPE, spelt_bytes
+from strata_jit.gguf.bpe import RankedBPE, spelt_bytes
 from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.special import SpecialTokens
@@ -25,6 +25,8 @@ from strata_jit.gguf.vocabulary import (
     read_scores,
     read_vocabulary,
 )
+
+_KINDS = ("gpt2", "gemma4", "llama")
 
 
 class _Encoder(Protocol):
@@ -43,8 +45,19 @@ class Tokenizer:
 
     forced: str | None = None
 
-    def __init__(self, vocabulary: Vocabulary, encoder: _Encoder, add_bos: bool, space_prefix: bool) -> None:
-        """See `from_gguf`, which is the way to make one."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: _Encoder,
+        add_bos: bool,
+        *,
+        space_prefix: bool = False,
+        letters: bool = False,
+    ) -> None:
+        """See `from_gguf`, which is the way to make one.
+
+        `space_prefix`: encoding puts a space before a text; `letters`: tokens are spelt in byte letters.
+        """
         self.n_vocab = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
@@ -53,6 +66,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._space_prefix = space_prefix
+        self._letters = letters
         self._hidden = vocabulary.hidden_ids() | vocabulary.eog_ids
         self._bytes: dict[int, bytes] = {}
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
@@ -73,15 +87,16 @@ class Tokenizer:
         vocabulary = read_vocabulary(gguf)
         if vocabulary.model == "llama":
             return cls._sentencepiece(gguf, vocabulary)
-        return cls._byte_level(gguf, vocabulary)
+        return cls._ranked(gguf, vocabulary)
 
     @classmethod
-    def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
-        rules = PRE_TOKENIZERS.get(vocabulary.pre, PRE_TOKENIZERS["default"])
-        encoder = ByteLevelBPE(vocabulary.ids, read_merges(gguf), rules)
-        tokenizer = cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
-        if vocabulary.pre not in PRE_TOKENIZERS:
-            name = quoted(vocabulary.pre)
+    def _ranked(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+        pre = "gemma4" if vocabulary.model == "gemma4" else vocabulary.pre
+        rules = PRE_TOKENIZERS.get(pre, PRE_TOKENIZERS["default"])
+        encoder = RankedBPE(vocabulary.ids, read_merges(gguf), rules)
+        tokenizer = cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), letters=not rules.raw)
+        if pre not in PRE_TOKENIZERS:
+            name = quoted(pre)
             tokenizer.forced = f"words are cut by the default rules, not by those of the unknown {name}"
         return tokenizer
 
@@ -138,7 +153,7 @@ class Tokenizer:
         return "" if token_id is None else self._vocabulary.tokens[token_id]
 
     def vocabulary_sha256(self) -> str:
-        """SHA-256, in hex, of all tokens in order: of each, its length in bytes as little-endian u32, its text."""
+        """SHA-256, in hex, of all tokens in order: their lengths in bytes (little-endian u32) and texts."""
         digest = hashlib.sha256()
         for text in self._vocabulary.tokens:
             raw = text.encode()
@@ -167,7 +182,7 @@ class Tokenizer:
             return _stated_byte(text)
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
             return text.encode()
-        return spelt_bytes(text) if self._vocabulary.model == "gpt2" else text.replace(SPACE, " ").encode()
+        return spelt_bytes(text) if self._letters else text.replace(SPACE, " ").encode()
 
 
 def check_kind(gguf: GGUFFile, *, force: bool = False) -> None:
@@ -177,9 +192,9 @@ def check_kind(gguf: GGUFFile, *, force: bool = False) -> None:
     pre-tokenizer is refused unless `force`.
     """
     model, pre = gguf.get(f"{PREFIX}model", str), gguf.get(f"{PREFIX}pre", str, "default")
-    if model not in ("gpt2", "llama"):
-        field = quoted(f"{PREFIX}model")
-        raise ModelError.at(gguf.path, field, f"{quoted(model)}, not supported", "gpt2 or llama")
+    if model not in _KINDS:
+        field, expected = quoted(f"{PREFIX}model"), " or ".join(_KINDS)
+        raise ModelError.at(gguf.path, field, f"{quoted(model)}, not supported", expected)
     if model == "gpt2" and pre not in PRE_TOKENIZERS and not force:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         found = f"{quoted(pre)}, a pre-tokenizer that is not supported"
