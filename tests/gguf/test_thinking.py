@@ -33,7 +33,7 @@ HI = [{"role": "user", "content": "Hi"}]
             {"reasoning_effort": "none"},
         ),
         ("{% if enable_thinking", {}, {}),
-        ("{{ enable_thinking | nofilter }}", {"enable_thinking": True}, {"enable_thinking": False}),
+        ("{{ enable_thinking | nofilter }}", {}, {}),
         ("{{ " + "(" * 5000 + "thinking" + ")" * 5000 + " }}", {}, {}),
     ],
 )
