@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from strata_jit.errors import ModelError
@@ -9,8 +10,18 @@ from strata_jit.gguf.reader import GGUFFile
 
 MAX_CONTEXT = 1 << 24
 """Positions; angles of rotary embeddings lose their digits far beyond what any model is made for."""
-GATING_DEFAULT, GATING_SOFTMAX = 0, 1
-"""Values of `expert_gating_func` that these families run; llama.cpp's llama-hparams.h."""
+FEATURES: dict[str, tuple[object, ...]] = {
+    "expert_gating_func": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "leading_dense_block_count": (0,),
+    "attention.sliding_window": (0,),
+    "rope.scaling.type": ("none", "linear"),
+}
+"""Keys that ask for more than the common transformer has, with the values that ask for nothing.
+
+A family names those that its pieces read; others are refused. Gating 1 is softmax (llama-hparams.h).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +49,11 @@ class Hparams:
     """Factor of the scores: 1 / sqrt(head_dim) unless the file says otherwise."""
 
 
-def read_hparams(file: GGUFFile) -> Hparams:
-    """Read and check them; ModelError names the key and what is expected of it."""
+def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
+    """Read and check them; ModelError names the key and what is expected of it.
+
+    `features`: keys of `FEATURES` that the caller reads itself.
+    """
     arch = file.get("general.architecture", str)
 
     def key(name: str) -> str:
@@ -68,6 +82,7 @@ def read_hparams(file: GGUFFile) -> Hparams:
         attention_scale=_in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
     )
     _check(file, hparams)
+    _refuse(file, arch, FEATURES.keys() - set(features))
     return hparams
 
 
@@ -91,12 +106,8 @@ def _in_range(file: GGUFFile, key: str, default: float | None, low: float, high:
 
 
 def _rope_factor(file: GGUFFile, arch: str) -> float:
-    kind = file.get(f"{arch}.rope.scaling.type", str, "none")
-    if kind not in ("none", "linear"):
-        raise ModelError(
-            f"{file.path}: rope scaling {kind!r} is not supported for {arch} (supported: none, linear)"
-        )
-    return _in_range(file, f"{arch}.rope.scaling.factor", 1.0, 1e-3, 1e6) if kind == "linear" else 1.0
+    linear = file.get(f"{arch}.rope.scaling.type", str, "none") == "linear"
+    return _in_range(file, f"{arch}.rope.scaling.factor", 1.0, 1e-3, 1e6) if linear else 1.0
 
 
 def _check(file: GGUFFile, h: Hparams) -> None:
@@ -120,14 +131,14 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise ModelError(f"{found}; strata-jit runs mixture-of-experts models")
     if not 0 < h.n_expert_used <= h.n_expert:
         raise fault("expert_used_count", h.n_expert_used, f"1 to expert_count {h.n_expert}")
-    gating = file.get(f"{h.arch}.expert_gating_func", int, GATING_DEFAULT)
-    if gating not in (GATING_DEFAULT, GATING_SOFTMAX):
-        raise fault(
-            "expert_gating_func", gating, f"softmax ({GATING_SOFTMAX}), the only router of this family"
-        )
-    shared = file.get(f"{h.arch}.expert_shared_count", int, 0)
-    if shared:
-        raise fault("expert_shared_count", shared, "0: shared experts are not supported for this family")
-    window = file.get(f"{h.arch}.attention.sliding_window", int, 0)
-    if window:
-        raise fault("attention.sliding_window", window, "none: this family's windows are not supported")
+
+
+def _refuse(file: GGUFFile, arch: str, keys: Collection[str]) -> None:
+    for name in sorted(keys):
+        plain = FEATURES[name]
+        found = file.get(f"{arch}.{name}", type(plain[0]), plain[0])
+        if found not in plain:
+            expected = " or ".join(map(str, plain))
+            raise ModelError.at(
+                file.path, f"{arch}.{name}", str(found), f"{expected}, all that strata-jit runs for {arch}"
+            )
