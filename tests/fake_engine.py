@@ -24,6 +24,7 @@ from strata_jit.errors import NodeDied
 
 PROMPT_IDS = [5, 6, 7]
 N_CTX_TRAIN = 64
+CHAT_TEMPLATE = "{{ messages }}"
 
 
 @dataclass
@@ -140,7 +141,11 @@ class FakeModel:
         return FakeGeneration(self._script, len(ids))
 
 
-TOKENIZER = object()
+class _Tokenizer:
+    forced = None
+
+
+TOKENIZER = _Tokenizer()
 """The one that the command must build once and pass on."""
 
 
@@ -148,7 +153,7 @@ class FakeTokenizer:
     """Builds it."""
 
     @staticmethod
-    def from_gguf(gguf: object) -> object:
+    def from_gguf(gguf: object, force: bool) -> object:
         return TOKENIZER
 
 
@@ -159,7 +164,12 @@ class FakeGGUF:
     path: str
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        return {"general.architecture": "llama", "llama.context_length": N_CTX_TRAIN}.get(key, default)
+        values = {
+            "general.architecture": "llama",
+            "llama.context_length": N_CTX_TRAIN,
+            "tokenizer.chat_template": CHAT_TEMPLATE,
+        }
+        return values.get(key, default)
 
 
 def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
@@ -180,10 +190,11 @@ def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
         return FakeModel(script, path)
 
     def encode_prompt(
-        gguf: FakeGGUF, text: str, system: str | None, raw: bool, tokenizer: object
+        gguf: FakeGGUF, text: str, system: str | None, raw: bool, tokenizer: object, think: bool | None
     ) -> list[int]:
         assert tokenizer is TOKENIZER
-        script.calls.append(("encode", {"path": gguf.path, "text": text, "system": system, "raw": raw}))
+        given = {"path": gguf.path, "text": text, "system": system, "raw": raw, "think": think}
+        script.calls.append(("encode", given))
         return list(PROMPT_IDS)
 
     assign(strata_jit, "load", load)

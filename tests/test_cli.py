@@ -118,7 +118,8 @@ def test_decode_prints_warnings_as_lines(script: Any) -> None:
 
 def test_decode_defaults(script: Any) -> None:
     run("-p", "hi")
-    assert call(script, "encode") == {"path": "some.gguf", "text": "hi", "system": None, "raw": False}
+    given = {"path": "some.gguf", "text": "hi", "system": None, "raw": False, "think": None}
+    assert call(script, "encode") == given
     assert call(script, "load") == {
         "path": "some.gguf",
         "workers": None,
@@ -156,6 +157,21 @@ def test_decode_passes_options_on(script: Any) -> None:
     assert generate["sampling"] == strata_jit.Sampling(
         temp=0.7, top_k=5, top_p=0.9, min_p=0.1, repeat_penalty=1.1, seed=3
     )
+
+
+@pytest.mark.parametrize(("option", "think"), [("--think", True), ("--no-think", False)])
+def test_decode_says_that_template_has_no_thinking(script: Any, option: str, think: bool) -> None:
+    stderr = run("-p", "hi", option).stderr
+    assert call(script, "encode")["think"] is think
+    note = f"note: the chat template reads no variable for thinking: {option} changes nothing"
+    assert stderr.splitlines()[0] == note
+
+
+def test_decode_says_nothing_where_template_has_thinking(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_engine, "CHAT_TEMPLATE", "{% if enable_thinking %}x{% endif %}")
+    assert "note" not in run("-p", "hi", "--no-think").stderr
 
 
 def test_decode_context_defaults_to_prompt_and_tokens(script: Any) -> None:
