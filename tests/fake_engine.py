@@ -35,6 +35,8 @@ class Script:
     """"interrupt" raises in load; "progress" reports both stages."""
     warnings: list[str] = field(default_factory=list)
     pinned: bool = True
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Of the file, beside what a context needs."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
 
@@ -154,12 +156,14 @@ class FakeTokenizer:
 
 @dataclass(frozen=True)
 class FakeGGUF:
-    """A model file as far as `choose_context` reads it."""
+    """A model file, as far as it is read."""
 
     path: str
+    metadata: dict[str, Any]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        return {"general.architecture": "llama", "llama.context_length": N_CTX_TRAIN}.get(key, default)
+        known = {"general.architecture": "llama", "llama.context_length": N_CTX_TRAIN}
+        return (known | self.metadata).get(key, default)
 
 
 def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
@@ -188,7 +192,7 @@ def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
 
     assign(strata_jit, "load", load)
     assign(strata_jit.engine.prompt, "encode_prompt", encode_prompt)
-    assign(strata_jit.gguf.reader, "open_gguf", FakeGGUF)
+    assign(strata_jit.gguf.reader, "open_gguf", lambda path: FakeGGUF(path, script.metadata))
     assign(strata_jit.gguf.tokenizer, "Tokenizer", FakeTokenizer)
 
 

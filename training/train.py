@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from corpus import prepare
 from moe import MoE, Shape
 from muon import Muon
 
-TOKENS_PER_STEP, TOKENS_PER_PASS = 2048, 4096
+TOKENS_PER_STEP = 2048
 # The length of sequences up to a share of the time: short ones are cheaper, the last make the context real.
 LENGTHS = ((0.6, 256), (0.85, 512), (1.0, 1024))
 WARM_UP, DECAY_FROM = 0.02, 0.4
@@ -66,7 +67,9 @@ def held_out_loss(model: MoE, ids: np.ndarray, length: int = 512) -> tuple[float
 class Run:
     """A training run and all that a checkpoint holds."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, threads: int) -> None:
+        self.pool = ThreadPoolExecutor(threads)
+        self.threads = threads
         self.path = work / "checkpoint.pt"
         self.tokenizer, self.train_ids, self.held_out_ids = prepare(work)
         torch.manual_seed(1)
@@ -74,7 +77,7 @@ class Run:
         hidden = [p for name, p in self.model.named_parameters() if p.ndim > 1 and is_hidden(name)]
         others = [p for name, p in self.model.named_parameters() if p.ndim < 2 or not is_hidden(name)]
         adam = torch.optim.AdamW(others, lr=0.003, betas=(0.9, 0.95), weight_decay=0.0)
-        self.optimisers = [Muon(hidden), adam]
+        self.optimisers = [*(Muon(hidden[i::2]) for i in range(2)), adam]
         self.peaks = [optimiser.param_groups[0]["lr"] for optimiser in self.optimisers]
         self.seconds, self.step, self.tokens = 0.0, 0, 0
         if self.path.exists():
@@ -101,18 +104,22 @@ class Run:
 
     def update(self, rows: torch.Tensor, share: float) -> dict[str, float]:
         """One step on rows [n, length + 1]."""
-        parts = rows.split(max(1, TOKENS_PER_PASS // (rows.shape[1] - 1)))
-        loss_sum = balance_sum = 0.0
-        for part in parts:
-            loss, balance, _ = loss_of(self.model, part)
-            ((loss + BALANCE_WEIGHT * balance) / len(parts)).backward()
-            loss_sum, balance_sum = loss_sum + loss.item(), balance_sum + balance.item()
+        figures, gradients = zip(*self.pool.map(self.gradient, rows.chunk(self.threads)), strict=True)
+        for p, *parts in zip(self.model.parameters(), *gradients, strict=True):
+            p.grad = torch.stack(parts).mean(dim=0)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
         for optimiser, peak in zip(self.optimisers, self.peaks, strict=True):
             optimiser.param_groups[0]["lr"] = peak * share
-            optimiser.step()
-            optimiser.zero_grad()
-        return {"loss": loss_sum / len(parts), "balance": balance_sum / len(parts), "norm": norm}
+        list(self.pool.map(lambda optimiser: optimiser.step(), self.optimisers))
+        loss, balance = np.mean(figures, axis=0).tolist()
+        return {"loss": loss, "balance": balance, "norm": norm}
+
+    def gradient(self, rows: torch.Tensor) -> tuple[tuple[float, float], tuple[torch.Tensor, ...]]:
+        """(loss, balance) of a thread's share of the rows, and the gradient of every parameter."""
+        torch.set_num_threads(1)
+        loss, balance, _ = loss_of(self.model, rows)
+        total = loss + BALANCE_WEIGHT * balance
+        return (loss.item(), balance.item()), torch.autograd.grad(total, list(self.model.parameters()))
 
 
 def is_hidden(name: str) -> bool:
@@ -160,10 +167,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="folder of this run")
     parser.add_argument("--minutes", type=float, required=True, help="minutes of training, in all")
-    parser.add_argument("--threads", type=int, default=1, help="1; more pay on an idle machine")
+    parser.add_argument("--threads", type=int, default=2, help="threads that share a step's rows")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    train(Run(args.work), 60 * args.minutes)
+    torch.set_num_threads(1)  # whole shares of a step wait for each other less than single operations would
+    train(Run(args.work, args.threads), 60 * args.minutes)
 
 
 if __name__ == "__main__":
