@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata_jit.engine.builtin import builtin_model
     from strata_jit.engine.expert_pool import ExpertPool
     from strata_jit.engine.model import Model, load
     from strata_jit.engine.perplexity import Divergence, PerplexityResult
@@ -53,6 +54,7 @@ _HOMES = {
     "Tokenizer": "strata_jit.gguf.tokenizer",
     "TopologyError": "strata_jit.errors",
     "UsageError": "strata_jit.errors",
+    "builtin_model": "strata_jit.engine.builtin",
     "load": "strata_jit.engine.model",
     "render_chat": "strata_jit.gguf.chat",
 }
@@ -76,6 +78,7 @@ __all__ = [
     "TopologyError",
     "UsageError",
     "__version__",
+    "builtin_model",
     "load",
     "render_chat",
 ]

@@ -36,6 +36,8 @@ class Script:
     """"interrupt" raises in load; "progress" reports both stages."""
     warnings: list[str] = field(default_factory=list)
     pinned: bool = True
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Of the file, beside what a context needs."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
 
@@ -159,17 +161,18 @@ class FakeTokenizer:
 
 @dataclass(frozen=True)
 class FakeGGUF:
-    """A model file as far as `choose_context` reads it."""
+    """A model file, as far as it is read."""
 
     path: str
+    metadata: dict[str, Any]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        values = {
+        known = {
             "general.architecture": "llama",
             "llama.context_length": N_CTX_TRAIN,
             "tokenizer.chat_template": CHAT_TEMPLATE,
         }
-        return values.get(key, default)
+        return (known | self.metadata).get(key, default)
 
 
 def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
@@ -199,7 +202,7 @@ def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
 
     assign(strata_jit, "load", load)
     assign(strata_jit.engine.prompt, "encode_prompt", encode_prompt)
-    assign(strata_jit.gguf.reader, "open_gguf", FakeGGUF)
+    assign(strata_jit.gguf.reader, "open_gguf", lambda path: FakeGGUF(path, script.metadata))
     assign(strata_jit.gguf.tokenizer, "Tokenizer", FakeTokenizer)
 
 

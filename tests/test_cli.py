@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import strata_jit
 import strata_jit.__main__ as entry
 from strata_jit.cli import main
+from strata_jit.engine.builtin import BUILTIN_START
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 DECODE = ("decode", "--model", "some.gguf")
@@ -251,10 +252,28 @@ def test_decode_refuses_options(script: Any, args: tuple[str, ...]) -> None:
     assert "rror: " in result.stderr
 
 
-def test_decode_requires_model() -> None:
-    result = CliRunner().invoke(main, ["decode", "-p", "hi"])
-    assert result.exit_code == 2
-    assert "--model" in result.stderr
+@pytest.mark.parametrize("args", [("-p", "hi"), ("--prompt-file", "-"), ()])
+def test_decode_without_model_takes_the_builtin_one(script: Any, args: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, ["decode", *args], input="hi\n", prog_name="strata-jit")
+    assert (result.exit_code, result.stdout) == (0, "Hello you\n")
+    path = str(strata_jit.builtin_model())
+    text = "hi" if args else BUILTIN_START
+    assert call(script, "encode") == {"path": path, "text": text, "system": None, "raw": True}
+    assert result.stderr.startswith("note: no --model: ")
+
+
+def test_decode_samples_as_the_file_recommends(script: Any) -> None:
+    script.metadata = {"general.sampling.temp": 0.5, "general.sampling.penalty_repeat": 1.25}
+    result = run("-p", "hi", "--repeat-penalty", "1.5", "--seed", "2")
+    assert call(script, "generate")["sampling"] == strata_jit.Sampling(temp=0.5, repeat_penalty=1.5, seed=2)
+    assert result.stderr.startswith("note: sampling as the file recommends: temp 0.5; --temp 0 is greedy\n")
+
+
+def test_decode_greedy_by_option_says_nothing_of_sampling(script: Any) -> None:
+    script.metadata = {"general.sampling.temp": 0.5}
+    result = run("-p", "hi", "--temp", "0")
+    assert call(script, "generate")["sampling"].is_greedy
+    assert "recommends" not in result.stderr
 
 
 # --- prompts -----------------------------------------------------------------------------------------------

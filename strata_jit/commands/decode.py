@@ -26,12 +26,14 @@ from strata_jit.commands.common import (
     read_tokenizer,
     with_output,
 )
+from strata_jit.commands.defaults import SAMPLING_OPTIONS, builtin_options, chosen_sampling
 from strata_jit.errors import UsageError
 
 if TYPE_CHECKING:
     from strata_jit.engine.model import Model
     from strata_jit.engine.results import GenerationResult
     from strata_jit.engine.sample import Sampling
+    from strata_jit.gguf.reader import GGUFFile
     from strata_jit.gguf.tokenizer import Tokenizer
     from strata_jit.report import TextOutput
 
@@ -46,11 +48,11 @@ class DecodeOptions(LoadOptions):
     raw: bool
     think: bool | None
     max_tokens: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
+    temp: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
     seed: int | None
     ctx: int | None
     json: bool
@@ -58,7 +60,11 @@ class DecodeOptions(LoadOptions):
 
 
 _prompt_options = combined(
-    click.option("--model", required=True, metavar="PATH", help="GGUF file; of a split model, any part."),
+    click.option(
+        "--model",
+        metavar="PATH",
+        help="GGUF file; of a split model, any part. By default the built-in model: it goes on with text.",
+    ),
     click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads it from stdin."),
     click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
     click.option("--system", metavar="TEXT", help="System message before the prompt."),
@@ -71,18 +77,11 @@ _prompt_options = combined(
     ),
 )
 _sampling_options = combined(
-    click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
-    click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
-    click.option(
-        "--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass; 1 keeps all."
-    ),
-    click.option(
-        "--min-p",
-        type=float,
-        default=0.0,
-        help="Drop tokens below this share of the likeliest; 0 drops none.",
-    ),
-    click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
+    click.option("--temp", type=float, help="Temperature; 0, the default, is greedy whatever k, p, seed."),
+    click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0, the default, keeps all."),
+    click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass; 1, the default: all."),
+    click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest; 0: none."),
+    click.option("--repeat-penalty", type=float, help="Weakens recent tokens; 1, the default, is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
 )
 _output_options = combined(
@@ -103,6 +102,9 @@ _output_options = combined(
 def decode(ctx: click.Context, /, **given: Any) -> None:
     """Write a model's answer to a prompt on stdout, as it comes.
 
+    Without --model, the built-in model goes on with the prompt as a text, or begins one without a prompt.
+    Where the file recommends sampling (general.sampling keys), that is the default of the options for it.
+
     Progress, warnings and the closing figures go to stderr. On a terminal, control characters in the answer
     are shown as symbols; a file or a pipe gets the text unchanged. A newline ends it if it has none.
 
@@ -114,6 +116,8 @@ def decode(ctx: click.Context, /, **given: Any) -> None:
       STRATA_DECODE_TIMING    0 or 1; 1 prints a line of times by kind of operation
       STRATA_ROUTE_TAIL_SKIP  lossy: leave out experts from this rank on (from 0); 0 is off
     """
+    if given["model"] is None:
+        given |= builtin_options(given)
     ctx.exit(_decode(DecodeOptions(**given)))
 
 
@@ -134,8 +138,10 @@ def _answer(options: DecodeOptions, out: TextOutput) -> int:
 
     info = result = None
     try:
-        ids, n_ctx, tokenizer = _encode(options)
-        sampling = _sampling(options)
+        text, gguf = _read_prompt(options.prompt, options.prompt_file), open_model(options.model)
+        ids, n_ctx, tokenizer = _encode(options, text, gguf)
+        given = {name: getattr(options, name) for name in SAMPLING_OPTIONS}
+        sampling = chosen_sampling(given, gguf)
         environment = read_environment(os.environ)
         with load_model(options, environment, n_ctx, tokenizer) as model:
             print_warnings(model.info)
@@ -181,33 +187,18 @@ def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
     return 0
 
 
-def _encode(options: DecodeOptions) -> tuple[list[int], int, Tokenizer]:
+def _encode(options: DecodeOptions, text: str, gguf: GGUFFile) -> tuple[list[int], int, Tokenizer]:
     """The prompt's token ids, the context to make room for, and the tokenizer."""
     from strata_jit.engine.prompt import chat_template, choose_context, encode_prompt
     from strata_jit.gguf.thinking import thinking_variables
     from strata_jit.report import print_message
 
-    text = _read_prompt(options.prompt, options.prompt_file)
-    gguf = open_model(options.model)
     tokenizer = read_tokenizer(gguf, options.force)
     ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer, options.think)
     if options.think is not None and not thinking_variables(chat_template(gguf), options.think):
         asked = "--think" if options.think else "--no-think"
         print_message("note", f"the chat template reads no variable for thinking: {asked} changes nothing")
     return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx), tokenizer
-
-
-def _sampling(options: DecodeOptions) -> Sampling:
-    from strata_jit.engine.sample import Sampling
-
-    return Sampling(
-        temp=options.temp,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repeat_penalty=options.repeat_penalty,
-        seed=options.seed,
-    )
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
