@@ -142,7 +142,8 @@ class FakeModel:
 
 
 class _Tokenizer:
-    forced = None
+    forced: str | None = None
+    force = False
 
 
 TOKENIZER = _Tokenizer()
@@ -154,6 +155,7 @@ class FakeTokenizer:
 
     @staticmethod
     def from_gguf(gguf: object, force: bool) -> object:
+        TOKENIZER.force = force
         return TOKENIZER
 
 
