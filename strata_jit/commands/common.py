@@ -66,7 +66,7 @@ pool_options = combined(
     click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once; 512."),
     click.option(
         "--isa",
-        type=click.Choice(["auto", "avx2", "portable"]),
+        type=click.Choice(["auto", "avx512vnni", "avxvnni", "avx2", "portable"]),
         default="auto",
         help="Instruction set of the kernels; auto is the best that the CPU has.",
     ),

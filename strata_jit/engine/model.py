@@ -64,7 +64,7 @@ def load(
     workers      pool threads beside the one on the host's core; None: one per further physical core
     ctx          positions of KV memory; None: 4096, at most the model's own context
     chunk        tokens of a prompt that one step takes; None: 512
-    isa          "avx2" or "portable"; None: the best that the CPU has
+    isa          "avx512vnni", "avxvnni", "avx2" or "portable"; None: the best that the CPU has
     reference    float32 weights and activations: slow and exact, the judge of the fast path
     numa_pool    None, "0", "1" or "test": whether to split over NUMA nodes
     test_slices  node processes in test mode; None: 2
@@ -151,7 +151,7 @@ class Model:
         self._is_open = True
         self._file, self._pool = file, pool
         self._skipped = language_model.skipped
-        self._embedding = EmbeddingRows(file, language_model.token_embd)
+        self._embedding = EmbeddingRows(file, language_model.token_embd, language_model.embedding_scale)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
         self.info = _info(file, planned, language_model, pool)
 

@@ -20,16 +20,22 @@ from numba.extending import intrinsic, overload
 
 from strata_jit.kernels._jit import OVERLOAD_OPTIONS, callback
 from strata_jit.kernels.blocks import (
-    FORMATS,
     emit_block_sum,
+    emit_byte_tile,
     emit_min_pairs,
     emit_min_sum,
+    emit_offset_sum,
     emit_unpack,
+    emit_unpack_bytes,
 )
+from strata_jit.kernels.dot_float import FLOAT_TYPES, float_one
 from strata_jit.kernels.isa import ISAS
 from strata_jit.kernels.isa.portable import V8I32, V16I16
+from strata_jit.kernels.layout import STORE_TYPES
+from strata_jit.kernels.prefetch import PREFETCH_BYTES, emit_prefetch
 from strata_jit.kernels.vec import (
     F32,
+    I8,
     I16,
     I32,
     I64,
@@ -38,25 +44,20 @@ from strata_jit.kernels.vec import (
     emit_fma,
     emit_half_to_f32,
     f32x8,
-    fma8,
     load8,
     load_as,
-    load_f32,
     load_i64,
-    pointer,
     splat,
     splat8,
     store8,
     store_as,
     vector,
 )
+from strata_jit.kernels.weights import FORMATS, format_for
 
-PREFETCH_BYTES = 2048
-"""How far ahead of a payload its stream is prefetched: 2-8 KiB measure alike, less is worse."""
-UNPACKED_BYTES = 4096 + 128
-"""Scratch of one unpacked octet block: 256 columns x 8 rows int16, then four vectors of mins."""
+UNPACKED_BYTES = 4096 + 256
+"""Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
 TILE_TOKENS = 4
-FLOAT_TYPES = ("BF16", "F32")
 
 
 def many_scratch_bytes(n_tok):
@@ -71,48 +72,58 @@ def _literals(*values):
 # --- pieces that are emitted ------------------------------------------------------------------------------
 
 
-def emit_prefetch(b, address, offset, n_bytes):
-    """Prefetch every cache line of n_bytes, non-temporal."""
-    flags = [ir.Constant(I32, v) for v in (0, 0, 1)]  # read, no reuse, data
-    for line in range(0, n_bytes, 64):
-        call_llvm(
-            b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, ir.IntType(8), offset + line), *flags
-        )
-
-
 def _half8(context, b, address, offset):
     """f32x8 from the eight f16 at address + offset."""
     return emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), offset))
 
 
-def _scales_at(context, b, address, offset, activation_scale):
-    """f32(d of 8 rows) * d of the activation block."""
-    return b.fmul(_half8(context, b, address, offset), splat(b, load_as(b, activation_scale, F32)))
+def _power8(b, address):
+    """f32x8 of 2**(e - 128) from the eight bytes e at `address`; 0 and 1 give subnormal numbers."""
+    e = b.zext(load_as(b, address, vector(I8, 8)), V8I32)
+    normal = b.sub(b.shl(e, const(V8I32, 23)), const(V8I32, 1 << 23))  # less than the other for e < 2
+    subnormal = b.add(b.shl(e, const(V8I32, 21)), const(V8I32, 1 << 21))
+    subnormal = call_llvm(b, "llvm.smin.v8i32", V8I32, subnormal, const(V8I32, 1 << 22))
+    return b.bitcast(call_llvm(b, "llvm.smax.v8i32", V8I32, normal, subnormal), f32x8.llvm)
 
 
-def _accumulate(b, integers, scale, acc, negate=False):
-    """acc + float(integers) * scale by one fma; minus for the min term."""
-    value = b.sitofp(integers, f32x8.llvm)
-    return emit_fma(b, b.fneg(value) if negate else value, scale, acc)
+def _emit_d(context, b, fmt, head):
+    """f32x8: the scales d of a block whose part of the header is at `head`."""
+    if fmt.exponents:
+        return _power8(b, head)
+    d = _half8(context, b, head, 0)
+    return d if fmt.d_factor == 1 else b.fmul(d, const(f32x8.llvm, fmt.d_factor))
+
+
+def _emit_dmin(context, b, fmt, head):
+    """f32x8: m of a block, or -dmin."""
+    dmin = _half8(context, b, head, 16)
+    return dmin if fmt.adds_min else b.fneg(dmin)
+
+
+def _accumulate(b, integers, scale, acc):
+    """acc + float(integers) * scale by one fma."""
+    return emit_fma(b, b.sitofp(integers, f32x8.llvm), scale, acc)
 
 
 @intrinsic(prefer_literal=True)
 def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
-    """acc plus one block: `head` its d (and dmin), `d` the activation scale, `sums` int16 sums (for mins)."""
+    """acc plus one block: `head` its d (and dmin or m), `d` the activation scale, `sums` the block's sums."""
     if not _literals(name, isa):
         return None
     type_name, target = name.literal_value, ISAS[isa.literal_value]
 
     def codegen(context, b, signature, args):
         _, _, acc, head, payload, pairs, d, sums = args
-        fmt = FORMATS[type_name]
+        fmt = format_for(type_name, target)
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
-        acc = _accumulate(
-            b, emit_block_sum(b, target, type_name, payload, pairs), _scales_at(context, b, head, 0, d), acc
-        )
+        da = splat(b, load_as(b, d, F32))
+        total = emit_block_sum(b, target, fmt, payload, pairs, sums)
+        if fmt.offset and not target.byte_dots:
+            total = b.sub(total, emit_offset_sum(b, target, fmt, payload, sums))
+        acc = _accumulate(b, total, b.fmul(_emit_d(context, b, fmt, head), da), acc)
         if fmt.has_min:
-            minimum = emit_min_sum(b, target, emit_min_pairs(b, payload, fmt), sums)
-            acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
+            minimum = emit_min_sum(b, target, fmt, emit_min_pairs(b, payload, fmt), sums)
+            acc = _accumulate(b, minimum, b.fmul(_emit_dmin(context, b, fmt, head), da), acc)
         return acc
 
     return f32x8(name, isa, f32x8, *[types.int64] * 5), codegen
@@ -127,10 +138,10 @@ def block_unpack(typingctx, name, isa, payload, target_address):
 
     def codegen(context, b, signature, args):
         _, _, payload, address = args
-        fmt = FORMATS[type_name]
+        fmt = format_for(type_name, target)
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
-        emit_unpack(b, target, type_name, payload, address)
-        if fmt.has_min:
+        (emit_unpack_bytes if target.byte_dots else emit_unpack)(b, target, fmt, payload, address)
+        if fmt.min_vectors:
             for q, mins in enumerate(emit_min_pairs(b, payload, fmt)):
                 store_as(b, address, mins, 4096 + 32 * q)
         return context.get_dummy_value()
@@ -138,13 +149,17 @@ def block_unpack(typingctx, name, isa, payload, target_address):
     return types.void(name, isa, types.int64, types.int64), codegen
 
 
-def _tile_sums(b, target, fmt, unpacked, activations):
-    """Integer sums [octet][token] of one block: 2 octets x the activations' addresses (a16 of the block)."""
+def _tile_sums(b, target, fmt, unpacked, activations, sums_at):
+    """Integer sums [octet][token] of one block: 2 octets x the activations' addresses (a16 or pairs)."""
     n_tok = len(activations)
     sums = [[cgutils.alloca_once_value(b, const(V8I32, 0)) for _ in range(n_tok)] for _ in range(2)]
     for row in sums:
         for slot in row:
             b.store(const(V8I32, 0), slot)
+    if target.byte_dots:
+        octets = [unpacked, b.add(unpacked, ir.Constant(I64, UNPACKED_BYTES))]
+        emit_byte_tile(b, target, fmt, octets, activations, sums_at, sums)
+        return [[b.load(slot) for slot in row] for row in sums]
     quads = ir.Constant(I64, fmt.store.block_cols // 4)
     with cgutils.for_range_slice(b, ir.Constant(I64, 0), quads, ir.Constant(I64, 2), I64) as (quad, _):
         weight_at = b.add(unpacked, b.mul(quad, ir.Constant(I64, 64)))
@@ -160,9 +175,16 @@ def _tile_sums(b, target, fmt, unpacked, activations):
     return [[b.load(slot) for slot in row] for row in sums]
 
 
+def _load_mins(b, unpacked, fmt, offset):
+    """The pairs of mins that `block_unpack` has left behind the weights, or ones."""
+    if not fmt.min_vectors:
+        return emit_min_pairs(b, None, fmt)
+    return [load_as(b, unpacked, V16I16, offset + 4096 + 32 * q) for q in range(fmt.min_vectors)]
+
+
 @intrinsic(prefer_literal=True)
 def block_tile(
-    typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs
+    typingctx, name, isa, n_tok, unpacked, head0, head1, acts, act_offset, d_offset, sums_offset, accs
 ):
     """Add one block of two unpacked octets to the float accumulators of n_tok tokens.
 
@@ -174,55 +196,29 @@ def block_tile(
     type_name, target, count = name.literal_value, ISAS[isa.literal_value], n_tok.literal_value
 
     def codegen(context, b, signature, args):
-        unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs = args[3:]
-        fmt = FORMATS[type_name]
+        unpacked, head0, head1, acts, act_offset, d_offset, sums_offset, accs = args[3:]
+        fmt = format_for(type_name, target)
         rows = [load_as(b, acts, I64, 8 * t) for t in range(count)]
-        sums = _tile_sums(b, target, fmt, unpacked, [b.add(row, a16_offset) for row in rows])
+        act_at, sums_at = ([b.add(row, offset) for row in rows] for offset in (act_offset, sums_offset))
+        sums = _tile_sums(b, target, fmt, unpacked, act_at, sums_at)
         # every load comes before the first store, which might alias it for all that LLVM knows
         tile = [(t, o) for t in range(count) for o in range(2)]
-        d = [_half8(context, b, head, 0) for head in (head0, head1)]
+        d = [_emit_d(context, b, fmt, head) for head in (head0, head1)]
         da = [splat(b, load_as(b, b.add(row, d_offset), F32)) for row in rows]
         results = [load_as(b, accs, f32x8.llvm, 64 * t + 32 * o) for t, o in tile]
         for i, (t, o) in enumerate(tile):
             results[i] = _accumulate(b, sums[o][t], b.fmul(d[o], da[t]), results[i])
         if fmt.has_min:
-            dmin = [_half8(context, b, head, 16) for head in (head0, head1)]
-            mins = [
-                [load_as(b, unpacked, V16I16, UNPACKED_BYTES * o + 4096 + 32 * q) for q in range(4)]
-                for o in range(2)
-            ]
+            dmin = [_emit_dmin(context, b, fmt, head) for head in (head0, head1)]
+            mins = [_load_mins(b, unpacked, fmt, UNPACKED_BYTES * o) for o in range(2)]
             for i, (t, o) in enumerate(tile):
-                minimum = emit_min_sum(b, target, mins[o], b.add(rows[t], sums_offset))
-                results[i] = _accumulate(b, minimum, b.fmul(dmin[o], da[t]), results[i], negate=True)
+                minimum = emit_min_sum(b, target, fmt, mins[o], b.add(rows[t], sums_offset))
+                results[i] = _accumulate(b, minimum, b.fmul(dmin[o], da[t]), results[i])
         for (t, o), result in zip(tile, results, strict=True):
             store_as(b, accs, result, 64 * t + 32 * o)
         return context.get_dummy_value()
 
     return types.void(name, isa, n_tok, *[types.int64] * 8), codegen
-
-
-@intrinsic
-def load8_bf16(typingctx, address, odd):
-    """Eight bf16 as f32x8: the low (odd = 0) or high half of each 32-bit lane at `address`."""
-
-    def codegen(context, b, signature, args):
-        lanes = load_as(b, args[0], V8I32)
-        is_odd = b.icmp_signed("!=", args[1], ir.Constant(I64, 0))
-        low, high = b.shl(lanes, const(V8I32, 16)), b.and_(lanes, const(V8I32, -65536))
-        return b.bitcast(b.select(is_odd, high, low), f32x8.llvm)
-
-    return f32x8(types.int64, types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address):
-    """Prefetch the cache line at `address`, non-temporal; never faults."""
-
-    def codegen(context, b, signature, args):
-        emit_prefetch(b, args[0], 0, 64)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 # --- kernels ----------------------------------------------------------------------------------------------
@@ -242,19 +238,20 @@ def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, s
 
 @overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    return {"F32": _f32_one, "BF16": _bf16_one}.get(name.literal_value) or _quant_one(
-        FORMATS[name.literal_value]
-    )
+    type_name = name.literal_value
+    return float_one(STORE_TYPES[type_name]) if type_name in FLOAT_TYPES else _quant_one(FORMATS[type_name])
 
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
-    return _float_many if name.literal_value in FLOAT_TYPES else _quant_many(FORMATS[name.literal_value])
+    if name.literal_value in FLOAT_TYPES:
+        return _float_many
+    return _quant_many(FORMATS[name.literal_value], ISAS[isa.literal_value].byte_dots)
 
 
 def _quant_one(fmt):
     block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
-    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+    head_bytes, sums_bytes = fmt.store.header_bytes, fmt.sums_bytes
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
         n_blocks = n_cols // block_cols
@@ -277,9 +274,10 @@ def _quant_one(fmt):
     return loop
 
 
-def _quant_many(fmt):
+def _quant_many(fmt, byte_dots):
     block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
-    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+    head_bytes, sums_bytes = fmt.store.header_bytes, fmt.sums_bytes
+    a_plane = 0 if byte_dots else 2  # pairs or a16, in units of n_cols
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
         n_blocks = n_cols // block_cols
@@ -299,16 +297,16 @@ def _quant_many(fmt):
                     source = (octet1 if second else octet0) + payload
                     block_unpack(name, isa, source, scratch + second * UNPACKED_BYTES)
                 head0, head1 = octet0 + head_bytes * block, octet1 + head_bytes * block
-                a16 = 2 * n_cols + 2 * block_cols * block
+                a = a_plane * n_cols + 2 * block_cols * block
                 d, sums = d_plane + 4 * block, sums_plane + sums_bytes * block
                 t = 0
                 while t + TILE_TOKENS <= n_tok:
                     at, acc = acts + 8 * t, accs + 64 * t
-                    block_tile(name, isa, TILE_TOKENS, scratch, head0, head1, at, a16, d, sums, acc)
+                    block_tile(name, isa, TILE_TOKENS, scratch, head0, head1, at, a, d, sums, acc)
                     t += TILE_TOKENS
                 while t < n_tok:
                     at, acc = acts + 8 * t, accs + 64 * t
-                    block_tile(name, isa, 1, scratch, head0, head1, at, a16, d, sums, acc)
+                    block_tile(name, isa, 1, scratch, head0, head1, at, a, d, sums, acc)
                     t += 1
             for t in range(n_tok):
                 out = load_i64(outs + 8 * t)
@@ -316,37 +314,6 @@ def _quant_many(fmt):
                 store8(out + 32 * last, load8(accs + 64 * t + 32))
 
     return loop
-
-
-def _f32_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            prefetch(p + PREFETCH_BYTES + 64)
-            a0 = fma8(load8(p), splat8(load_f32(x)), a0)
-            a1 = fma8(load8(p + 32), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8(p + 64), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8(p + 96), splat8(load_f32(x + 12)), a3)
-            p += 128
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
-
-
-def _bf16_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            a0 = fma8(load8_bf16(p, 0), splat8(load_f32(x)), a0)
-            a1 = fma8(load8_bf16(p, 1), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8_bf16(p + 32, 0), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8_bf16(p + 32, 1), splat8(load_f32(x + 12)), a3)
-            p += 64
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
 
 
 def _float_many(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):

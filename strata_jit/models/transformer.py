@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
+from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
-from strata_jit.models.builder import Act, Count, ProgramBuilder, padded
+from strata_jit.models.builder import NONE as NONE
+from strata_jit.models.builder import Act, Count, ProgramBuilder, Target, padded
 from strata_jit.models.hparams import Hparams, read_hparams
 from strata_jit.models.language_model import Constant, LanguageModel, StepLimits
-
-NONE = -1
-"""No tensor, for an optional field."""
 
 
 class Transformer:
@@ -33,6 +34,7 @@ class Transformer:
         self.tile_scratch = self.b.scratch(tmp_scratch_bytes())
         self.constants: list[Constant] = []
         self._acts: dict[str, Act] = {}
+        self._on_host: list[str] = []
 
     # --- what pieces use ----------------------------------------------------------------------------------
 
@@ -67,16 +69,25 @@ class Transformer:
         self.b.op("norm_quant", label, fields, count="out" if gather else "rows")
 
     def linear(
-        self, label: str, act: Act, segments: Sequence[dict[str, float]], count: Count = "rows"
+        self,
+        label: str,
+        act: Act,
+        segments: Sequence[dict[str, float]],
+        count: Count = "rows",
+        *,
+        at_one_row: bool = True,
     ) -> None:
-        """Matrices that read the same activation row; segments as `segment` gives them."""
+        """Matrices that read the same activation row; segments as `segment` gives them.
+
+        at_one_row  False: nothing in a step of one row, where another op does it
+        """
         fields = {
             **act.read,
             "count": STEP_N_OUT if count == "out" else STEP_N_ROWS,
             "tmp_scratch": self.tile_scratch,
             "n_segments": len(segments),
         }
-        self.b.op("linear", label, fields, segments, count)
+        self.b.op("linear" if at_one_row else "linear_rows", label, fields, segments, count)
 
     def segment(
         self,
@@ -102,18 +113,41 @@ class Transformer:
             "scale": scale,
         }
 
+    def segment_to(self, target: Target, tensor: int, act: Act, *, bias: int = NONE) -> dict[str, float]:
+        """One matrix of a `linear` whose output is the result of a layer's half."""
+        add, scale = target.add, target.scale
+        return self.segment(tensor, act, target.buffer, target.stride, add=add, bias=bias, scale=scale)
+
+    @property
+    def residual(self) -> Target:
+        """The residual stream, to which a layer's half adds its result."""
+        return Target(self.x, self.x_stride, scale=self.h.residual_scale)
+
     def optional_bias(self, name: str, n: int) -> int:
         """Id of a bias vector, NONE where the file has none."""
         return self.b.vector(name, n) if self.b.has(name) else NONE
 
+    def host_vector(self, name: str, n: int) -> list[float]:
+        """Values of a short float32 tensor that the host itself needs; ModelError unless all are positive."""
+        info = self.file.tensor(name)
+        if info.shape != (n,) or info.type.name != "F32":
+            found = f"{info.type.name} of {' x '.join(map(str, info.shape))}"
+            raise ModelError.at(self.file.path, f"tensor {name}", found, f"F32 of {n}")
+        values = np.fromfile(self.file.parts[info.part], "<f4", n, offset=info.offset)
+        if not (len(values) == n and (values > 0).all() and np.isfinite(values).all()):
+            raise ModelError.at(self.file.path, f"tensor {name}", "other values", "positive numbers")
+        self._on_host.append(name)
+        return [float(value) for value in values]
+
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(
-        self, *, kv_blocks: int, kv_bytes: int, skipped: int | None = None, logit_scale: float = 1.0
+        self, *, kv_blocks: int, kv_bytes: int, state_bytes: int = 0, skipped: int | None = None
     ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
-        kv_blocks, kv_bytes  as `attention.Attention` has them
+        kv_blocks, kv_bytes  as the family's attention has them
+        state_bytes          as `delta_net.DeltaNet` has them
         skipped              buffer id of the int64 that counts choices of experts left out
         """
         h, b = self.h, self.b
@@ -124,13 +158,14 @@ class Transformer:
         stride = padded(n_vocab)
         logits = b.buffer("logits", self.limits.max_rows * stride)
         self.norm("output_norm", "output_norm.weight", act, [head], gather=True)
-        self.linear("output", act, [self.segment(head, act, logits, stride, scale=logit_scale)], count="out")
+        segment = self.segment(head, act, logits, stride, scale=1 / h.logit_scale)
+        self.linear("output", act, [segment], count="out")
         nextn = [n for n in self.file.tensors if self._is_nextn(n)]
-        b.check_all_used([embd.name, *nextn])
+        b.check_all_used([embd.name, *self._on_host, *nextn])
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
         return LanguageModel(
             arch=h.arch,
-            program=b.finish(kv_bytes),
+            program=b.finish(kv_bytes, state_bytes),
             n_embd=h.n_embd,
             n_vocab=n_vocab,
             n_ctx_train=h.n_ctx_train,
@@ -140,6 +175,7 @@ class Transformer:
             logits=logits,
             logits_stride=stride,
             token_embd=embd,
+            embedding_scale=h.embedding_scale,
             constants=tuple(self.constants),
             n_expert_used=h.n_expert_used,
             skipped=skipped,

@@ -15,7 +15,7 @@ import platform
 import shutil
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from types import TracebackType
@@ -136,8 +136,13 @@ def print_message(kind: str, text: str) -> None:
 
 def print_warnings(info: ModelInfo) -> None:
     """A line on stderr for each of the model's warnings."""
-    for warning in info.warnings:
-        print_message("warning", warning)
+    print_messages("warning", info.warnings)
+
+
+def print_messages(kind: str, texts: Sequence[str]) -> None:
+    """A line on stderr for each text."""
+    for text in texts:
+        print_message(kind, text)
 
 
 def print_skipped(rank: int, count: int) -> None:
