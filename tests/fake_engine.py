@@ -144,7 +144,8 @@ class FakeModel:
 
 
 class _Tokenizer:
-    forced = None
+    forced: str | None = None
+    force = False
 
 
 TOKENIZER = _Tokenizer()
@@ -156,6 +157,7 @@ class FakeTokenizer:
 
     @staticmethod
     def from_gguf(gguf: object, force: bool) -> object:
+        TOKENIZER.force = force
         return TOKENIZER
 
 

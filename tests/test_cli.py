@@ -175,6 +175,12 @@ def test_decode_says_nothing_where_template_has_thinking(
     assert "note" not in run("-p", "hi", "--no-think").stderr
 
 
+def test_decode_warns_where_rules_are_forced(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_engine.TOKENIZER, "forced", "words are cut", raising=False)
+    assert run("-p", "hi", "--force").stderr.splitlines()[0] == "warning: words are cut"
+    assert fake_engine.TOKENIZER.force is True
+
+
 def test_decode_context_defaults_to_prompt_and_tokens(script: Any) -> None:
     run("-p", "hi", "-n", "10")
     assert call(script, "load")["ctx"] == len(fake_engine.PROMPT_IDS) + 10

@@ -146,16 +146,16 @@ def test_unknown_architecture_is_estimated(tmp_path: Path) -> None:
     tensors = [
         build.tensor("token_embd.weight", [32, 8], build.TYPE_F32, 0),
         build.tensor("output.weight", [32, 8], build.TYPE_F32, 1024),
-        build.tensor("blk.0.ffn_up_exps.weight", [32, 2, 4], 2, 2048),  # Q4_0: 8 rows of 18 bytes
+        build.tensor("blk.0.ffn_up_exps.weight", [32, 2, 4], 24, 2048),  # I8: 8 rows of 32 bytes
     ]
     keys = {"general.architecture": "newest", "newest.expert_count": 4, "newest.expert_used_count": 1}
-    data = metadata(keys, tensors, bytes(2048 + 144))
+    data = metadata(keys, tensors, bytes(2048 + 256))
     found = document(make.written(tmp_path / "m.gguf", data))
-    assert faults(found) == [("architecture", "newest"), ("type", "Q4_0"), ("tokenizer", "none")]
-    assert found["roles"]["up experts"] == {"Q4_0": {"tensors": 1, "bytes": 144}}
+    assert faults(found) == [("architecture", "newest"), ("type", "I8"), ("tokenizer", "none")]
+    assert found["roles"]["up experts"] == {"I8": {"tensors": 1, "bytes": 256}}
     assert (found["geometry"]["n_ff_exp"], found["geometry"]["n_expert"]) == (2, 4)
-    assert found["weight_bytes_per_token"] == 1024 + 144 // 4
-    assert found["fit"]["estimated"] and found["fit"]["nodes"][0]["bytes"] == 2048 + 144
+    assert found["weight_bytes_per_token"] == 1024 + 256 // 4
+    assert found["fit"]["estimated"] and found["fit"]["nodes"][0]["bytes"] == 2048 + 256
 
 
 def test_feature_is_named(tmp_path: Path) -> None:

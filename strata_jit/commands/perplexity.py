@@ -66,7 +66,7 @@ def perplexity(ctx: click.Context, /, **given: Any) -> None:
     costs, write a base with the original, then compare: the KL divergence between their distributions.
 
     \b
-    Environment: the variables of decode, options win.
+    Environment: the variables of decode but STRATA_DECODE_TIMING; options win.
     """
     options = PerplexityOptions(**given)
     ctx.exit(with_output(lambda out: _measure(options, out)))

@@ -104,7 +104,10 @@ class BaseWriter:
     def __init__(self, path: str | os.PathLike[str], header: BaseHeader) -> None:
         self._path = Path(path)
         self._part = self._path.with_name(f"{self._path.name}.part")
-        self._file = open(self._part, "wb")  # noqa: SIM115  # closed by __exit__
+        try:
+            self._file = open(self._part, "wb")  # noqa: SIM115  # closed by __exit__
+        except OSError as error:
+            raise UsageError(f"cannot write the base: {self._path}: {error.strerror}") from None
         n_windows, n_ctx = header.tokens.shape
         sha256 = bytes.fromhex(header.vocabulary_sha256)
         self._file.write(_HEADER.pack(MAGIC, header.n_vocab, n_ctx, n_windows, sha256))

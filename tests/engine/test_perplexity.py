@@ -204,7 +204,7 @@ def test_file_has_the_documented_layout(tmp_path: Path) -> None:
     write(tmp_path / "b", 1)
     data = (tmp_path / "b").read_bytes()
     head = b"STRATKL1" + np.array([9, 4, 2], "<u4").tobytes() + b"\xab" * 32 + HEADER.tokens.tobytes()
-    record = np.array([1], "<u4").tobytes() + np.array([0, -0.25], "<f4").tobytes()
+    record = np.array([1], "<u4").tobytes() + np.array([-0.0, -0.25], "<f4").tobytes()
     assert data == head + record + bytes(8)
 
 
@@ -212,6 +212,11 @@ def test_interrupted_file_is_not_left(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), BaseWriter(tmp_path / "b", HEADER):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+def test_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write the base: .*none"):
+        BaseWriter(tmp_path / "none" / "b", HEADER)
 
 
 @pytest.mark.parametrize("data", [b"", b"STRATKL1", b"x" * 100, b"STRATKL1" + b"\xff" * 60])
