@@ -28,9 +28,10 @@ from strata_jit.kernels.blocks import (
     emit_unpack,
     emit_unpack_bytes,
 )
-from strata_jit.kernels.dot_float import FLOAT_LOOPS
+from strata_jit.kernels.dot_float import FLOAT_TYPES, float_one
 from strata_jit.kernels.isa import ISAS
 from strata_jit.kernels.isa.portable import V8I32, V16I16
+from strata_jit.kernels.layout import STORE_TYPES
 from strata_jit.kernels.prefetch import PREFETCH_BYTES, emit_prefetch
 from strata_jit.kernels.vec import (
     F32,
@@ -57,7 +58,6 @@ from strata_jit.kernels.weights import FORMATS, format_for
 UNPACKED_BYTES = 4096 + 256
 """Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
 TILE_TOKENS = 4
-FLOAT_TYPES = tuple(FLOAT_LOOPS)
 
 
 def many_scratch_bytes(n_tok):
@@ -238,7 +238,8 @@ def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, s
 
 @overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    return FLOAT_LOOPS.get(name.literal_value) or _quant_one(FORMATS[name.literal_value])
+    type_name = name.literal_value
+    return float_one(STORE_TYPES[type_name]) if type_name in FLOAT_TYPES else _quant_one(FORMATS[type_name])
 
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)

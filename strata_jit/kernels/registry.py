@@ -19,13 +19,35 @@ from typing import Any
 
 from strata_jit.kernels.abi import KV_BLOCK
 
-KINDS = ("rope", "norm", "linear", "attention", "route", "experts")
+KINDS = ("rope", "norm", "linear", "attention", "delta_net", "route", "experts")
 """Metric classes; a program row carries the index of its op's class."""
+
+GATE_SILU = 0
+GATE_SIGMOID = 1
+"""What a delta net's output is multiplied with: silu(z) or sigmoid(z)."""
+DELTA_COLUMNS = 16
+"""Columns of a delta net's state that are computed together, and lie together: a unit."""
+DELTA_TAPS = 4
+"""Inputs that the convolution of a delta net reads: a token's own and the three before."""
 
 ROPE_NEOX = 0
 """Rotate pairs (i, i + n_rot/2)."""
 ROPE_NORM = 1
 """Rotate pairs (2i, 2i + 1)."""
+
+ROUTE_GIVEN = 0
+"""The host has written ids and weights."""
+ROUTE_SOFTMAX = 1
+"""By softmax over all experts. From here on the numbers of GGUF's `expert_gating_func`."""
+ROUTE_SIGMOID = 2
+"""By the sigmoid of each logit."""
+ROUTE_TOP_SOFTMAX = 3
+"""By the logits; the weights are the softmax over the chosen ones."""
+
+GLU_SWIGLU = 0
+"""silu(gate) * up."""
+GLU_SWIGLU_OAI = 1
+"""gpt-oss: gate at most 7, up within -7 .. 7; gate * sigmoid(1.702 * gate) * (up + 1)."""
 
 _ACT = "act_scratch:s act_shared:b act_stride:i off_f32:i off_q256:i off_q32:i"
 """Where activation rows go: one row in the thread scratch (one-row step) or rows in a shared buffer, and the
@@ -33,11 +55,37 @@ offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels 
 
 _READ_ACT = "act_scratch:s act_shared:b act_stride:i"
 
+_LINEAR = f"{_READ_ACT} count:i tmp_scratch:s n_segments:i"
+_SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f"
+
 _QKV = (
-    "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
-    "n_head:i n_head_kv:i head_dim:i layer_off:i slot_bytes:i work_scratch:s"
+    "qkv:b qkv_stride:i q_off:i q_stride:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i "
+    "rope_mode:i n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+"""q_stride: bytes from a query head to the next, 4 * head_dim unless gates stand between.
+A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+
+_MERGE = (
+    "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
+    f"gate_head:i out_scratch:s {_ACT}"
+)
+"""gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
+-1."""
+
+_DELTA = (
+    "proj:b proj_stride:i q_off:i k_off:i v_off:i z_off:i gate_off:i qk_stride:i vz_stride:i gate_group:i "
+    "n_head_k:i n_head_v:i head_dim:i k_run:i conv:t dt:t a:t history:b history_off:i history_stride:i "
+    "eps:f q_scale:f gates:b"
+)
+"""A row of `proj` holds the projections q, k, v, z and the gates' beta and alpha, float32.
+
+qk_stride: bytes from a q or k head to the next. vz_stride: bytes from the v (or z) heads of one group, of
+n_head_v / n_head_k heads side by side, to the next group's. gate_group: heads whose beta stand side by side,
+their alpha behind. k_run: v heads in a row that read the same k head; v head h reads h // k_run % n_head_k.
+conv: float32[channels][DELTA_TAPS], channels q | k | v. history: float32[DELTA_TAPS][channels] at
+history_off + sequence * history_stride, the input at position p in place p mod DELTA_TAPS.
+gates: float32[row][n_head_v][2], beta and decay, of a step of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,43 +147,89 @@ _ALL = (
         _MANY,
         f"x:b x_stride:i weight:t? n:i eps:f gather:i tmp_scratch:s {_ACT}",
     ),
-    # per segment: out = [out +] (dot(tensor, act) * scale + bias). count: the step-block word that holds the
+    # per segment: out = [out +] (dot(tensor, act) + bias) * scale. count: the step-block word that holds the
     # number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch: `scratch.tmp_scratch_bytes`
+    _op("linear", "linear", ("linear:linear_one", "linear:linear_many"), _BOTH, _LINEAR, repeat=_SEGMENT),
+    # the same, but nothing at one row: for what another op does there on its way
+    _op("linear_rows", "linear", (None, "linear:linear_many"), _MANY, _LINEAR, repeat=_SEGMENT),
+    # activation planes of glu(gate, up) * sigmoid(weight) from float32 rows h: gate and up [n_ff] and the one
+    # weight at byte offsets (weight_off -1: no factor). tmp_scratch: float32[n_ff]
     _op(
+        "glu_quant",
         "linear",
-        "linear",
-        ("linear:linear_one", "linear:linear_many"),
-        _BOTH,
-        f"{_READ_ACT} count:i tmp_scratch:s n_segments:i",
-        repeat="tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f",
+        "glu:glu_quant",
+        _MANY,
+        f"h:b h_stride:i gate_off:i up_off:i weight_off:i n_ff:i activation:i tmp_scratch:s {_ACT}",
     ),
     # norms and ropes q in place; norms and ropes k, stores k and v in KV blocks (at one row, attention does)
     _op("attn_prepare", "attention", (None, "attn_prepare:attn_prepare"), _MANY, _QKV),
-    # partial: float32[row][head][partial_blocks][8 + head_dim] = m, l, six unused, o
+    # partial: float32[row][head][partial_blocks][8 + value_dim] = m, l, six unused, o. window: positions that
+    # a row sees, itself included; 0: all. prepared 1: at one row too, an op before has prepared q, k and v
     _op(
         "attention",
         "attention",
         "attention:attention",
         _BOTH,
-        f"{_QKV} partial:b partial_blocks:i scale:f",
+        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i",
     ),
-    # out_scratch: float32[n_head * head_dim]
+    # sinks: float32[n_head]; out_scratch: float32[n_head * value_dim]
+    _op("attn_merge", "attention", "attn_merge:attn_merge", _MANY, _MERGE),
+    # the same with an activation row for each (row, head), shared at one row too; out_scratch:
+    # float32[value_dim]
+    _op("attn_merge_heads", "attention", "attn_merge:attn_merge_heads", _BOTH, _MERGE),
+    # q: float32[row][n_head][n_nope + n_rot]; kv: float32[row][n_latent + n_rot]. Planes of n_nope of each
+    # (row, head) in the shared buffer; its n_rot, rotated, behind the n_latent of its query in queries,
+    # float32[row][n_head][n_latent + n_rot]; the row's key and value in its KV block. work_scratch:
+    # float32[n_latent + n_rot]
     _op(
-        "attn_merge",
+        "mla_prepare",
         "attention",
-        "attn_merge:attn_merge",
-        _MANY,
-        f"partial:b partial_blocks:i n_head:i head_dim:i out_scratch:s {_ACT}",
+        "mla:mla_prepare",
+        _BOTH,
+        "q:b q_stride:i n_head:i n_nope:i n_rot:i queries:b queries_stride:i kv:b kv_stride:i n_latent:i "
+        f"kv_norm:t eps:f angles:b layer_off:i slot_bytes:i work_scratch:s {_ACT}",
     ),
-    # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
-    # probabilities; ids and weights: the same as rows
+    # out[row][head] = dot(matrix of the head, act of (row, head)); tensor: one matrix for each of n_head
+    _op(
+        "head_linear",
+        "linear",
+        "head_linear:head_linear",
+        _BOTH,
+        "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i "
+        "tmp_scratch:s",
+    ),
+    # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's
+    # rows stand in ascending order and go on from where its last step ended; position 0 begins it anew
+    _op("delta_conv", "delta_net", (None, "delta_conv:delta_conv"), _MANY, _DELTA),
+    # out: float32[row][2][n_head_v * head_dim], the output of the recurrence, then silu(z) or sigmoid(z).
+    # State: float32[unit][head_dim][DELTA_COLUMNS] at state_off + sequence * state_stride. At one row it does
+    # delta_conv's work too. work_scratch: `delta_scratch_bytes`
+    _op(
+        "delta_net",
+        "delta_net",
+        ("delta_net:delta_net_one", "delta_net:delta_net_many"),
+        _BOTH,
+        f"{_DELTA} state_off:i state_stride:i z_mode:i out:b out_stride:i work_scratch:s",
+    ),
+    # RMS norm of each head times the gate behind, then activation planes. tmp_scratch: float32[n_head *
+    # head_dim]
+    _op(
+        "delta_norm",
+        "delta_net",
+        "delta_conv:delta_norm",
+        _MANY,
+        f"out:b out_stride:i n_head:i head_dim:i norm:t eps:f tmp_scratch:s {_ACT}",
+    ),
+    # mode: ROUTE_...; bias: float32[n_expert], added for the selection alone; only the best n_group_used of
+    # n_group groups take part (n_group 1: all). route_scratch (`scratch.route_scratch_bytes`): int64
+    # ids[n_used], float32 weights[n_used], then room for probabilities; ids and weights: the same as rows
     _op(
         "route",
         "route",
         ("router:route_one", "router:route_many"),
         _MANY,
-        "logits:b logits_stride:i n_expert:i n_used:i mode:i norm_w:i w_scale:f "
-        "route_scratch:s ids:b weights:b",
+        "logits:b logits_stride:i n_expert:i n_used:i mode:i bias:t? n_group:i n_group_used:i norm_w:i "
+        "w_scale:f route_scratch:s ids:b weights:b",
     ),
     # lossy, and no part of a program unless asked for: the id of every expert that all rows of the step have
     # at rank `tail_skip` or later becomes -1; weights stay. skipped: int64, entries left out so far
@@ -146,15 +240,16 @@ _ALL = (
         _MANY,
         "n_expert:i n_used:i tail_skip:i route_scratch:s ids:b list_scratch:s skipped:b",
     ),
-    # ff[row * n_used + rank] = silu(gate) * up; an id of -1 is skipped. list_scratch and tmp_scratch, here
-    # and below, have their sizes in `scratch`
+    # ff[row * n_used + rank] = glu(gate + gate_bias, up + up_bias), activation: GLU_...; an id of -1 is
+    # skipped. Biases are float32[n_expert][n_ff]. list_scratch and tmp_scratch, here and below, have their
+    # sizes in `scratch`
     _op(
         "moe_gate_up",
         "experts",
-        ("moe:moe_gate_up_one", "moe:moe_gate_up_many"),
+        ("moe_gate_up:moe_gate_up_one", "moe_gate_up:moe_gate_up_many"),
         _BOTH,
-        f"{_READ_ACT} gate:t gate_off:i up:t up_off:i route_scratch:s ids:b n_expert:i n_used:i "
-        "ff:b ff_stride:i list_scratch:s tmp_scratch:s",
+        f"{_READ_ACT} gate:t gate_off:i gate_bias:t? up:t up_off:i up_bias:t? activation:i route_scratch:s "
+        "ids:b n_expert:i n_used:i ff:b ff_stride:i list_scratch:s tmp_scratch:s",
     ),
     # activation planes of every entry (row, rank); act_scratch holds n_used of them
     _op(
@@ -164,22 +259,24 @@ _ALL = (
         _MANY,
         f"ff:b ff_stride:i n_ff:i n_used:i route_scratch:s ids:b {_ACT}",
     ),
-    # one row: x += sum over ranks of weight * down(ff); many rows: d[row * n_used + rank] = down(ff)
+    # many rows: d[row * n_used + rank] = down(ff) + bias. One row: also what linear_rows and moe_combine do
+    # with many: x = [x +] shared * scale, `shared` the down matrix that reads the planes at shared_act, then
+    # x = [x +] (sum over ranks of weight * d) * scale; after a shared expert it always adds
     _op(
         "moe_down",
         "experts",
-        ("moe:moe_down_one", "moe:moe_down_many"),
+        ("moe_down:moe_down_one", "moe_down:moe_down_many"),
         _BOTH,
-        f"{_READ_ACT} down:t down_off:i route_scratch:s ids:b weights:b n_expert:i n_used:i "
-        "x:b x_stride:i d:b d_stride:i list_scratch:s tmp_scratch:s",
+        f"{_READ_ACT} down:t down_off:i down_bias:t? shared:t? shared_act:s route_scratch:s ids:b weights:b "
+        "n_expert:i n_used:i x:b x_stride:i add:i scale:f d:b d_stride:i list_scratch:s tmp_scratch:s",
     ),
-    # x += sum over ranks of weight * d, in moe_down's order
+    # x = [x +] (sum over ranks of weight * d) * scale, in moe_down's order
     _op(
         "moe_combine",
         "experts",
-        (None, "moe:moe_combine"),
+        (None, "moe_down:moe_combine"),
         _MANY,
-        "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i",
+        "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i add:i scale:f",
     ),
 )
 
@@ -205,3 +302,13 @@ def attention_scratch_bytes(n_head: int, n_head_kv: int, head_dim: int) -> int:
     """Bytes of `work_scratch`: one key head, the query heads of a group, and their scores of one KV block."""
     group = n_head // n_head_kv
     return 4 * ((group + 1) * head_dim + group * KV_BLOCK)
+
+
+def delta_scratch_bytes(head_dim: int) -> int:
+    """Bytes of `work_scratch` of delta_net: a q and a k head, and the v of a unit."""
+    return 4 * (2 * head_dim + DELTA_COLUMNS)
+
+
+def delta_state_bytes(n_head_v: int, head_dim: int) -> int:
+    """Bytes of the state of one layer and sequence: a float32 matrix for each v head."""
+    return 4 * n_head_v * head_dim * head_dim

@@ -10,14 +10,42 @@ from collections.abc import Callable
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
-from strata_jit.models import llama, qwen3moe
+from strata_jit.models import (
+    deepseek2,
+    glm4moe,
+    gpt_oss,
+    granitemoe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3moe,
+    qwen3next,
+    qwen35moe,
+)
 from strata_jit.models.language_model import LanguageModel, StepLimits
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
+    "deepseek2": deepseek2.build,
+    "glm4moe": glm4moe.build,
+    "gpt-oss": gpt_oss.build,
+    "granitemoe": granitemoe.build,
     "llama": llama.build,
+    "olmoe": olmoe.build,
+    "qwen2moe": qwen2moe.build,
+    "qwen35moe": qwen35moe.build,
     "qwen3moe": qwen3moe.build,
+    "qwen3next": qwen3next.build,
 }
 """`general.architecture` -> builder."""
+
+
+def check_architecture(file: GGUFFile) -> str:
+    """The architecture of `file`; ModelError if it is not supported."""
+    arch = file.get("general.architecture", str)
+    if arch not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"{file.path}: architecture {arch!r} is not supported (supported: {known})")
+    return arch
 
 
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
@@ -25,8 +53,4 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
 
     ModelError for an architecture, a tensor type or a feature that is not supported, naming it.
     """
-    arch = file.get("general.architecture", str)
-    if arch not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"{file.path}: architecture {arch!r} is not supported (supported: {known})")
-    return ARCHITECTURES[arch](file, limits)
+    return ARCHITECTURES[check_architecture(file)](file, limits)

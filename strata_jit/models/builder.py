@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from strata_jit.errors import ModelError
@@ -23,9 +24,26 @@ from strata_jit.pool.program import Arg, ArgKind, BufferSpec, Op, Program, Tenso
 
 Count = Literal["rows", "out"]
 Role = Literal["matrix", "vector"]
+Part = tuple[int, int]
+"""(i, n): the i-th of n equal parts of a tensor that holds several."""
+WHOLE: Part = (0, 1)
 LINE = 64
+NONE = -1
+"""No tensor, for an optional field."""
 KINDS = ("F32", "Q256", "Q32")
 """Activation kinds, in the order of their planes in an activation row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the result of a layer's half goes: float32 rows of n_embd."""
+
+    buffer: int
+    stride: int
+    add: bool = True
+    """Add to what is there, else replace it."""
+    scale: float = 1.0
+    """Factor of the result."""
 
 
 class Act:
@@ -67,7 +85,7 @@ class ProgramBuilder:
         self.file = file
         self.reference = reference
         self._tensors: list[TensorSpec] = []
-        self._ids: dict[str, int] = {}
+        self._ids: dict[tuple[str, int], int] = {}
         self._buffers: list[BufferSpec] = []
         self._ops: list[Op] = []
         self._scratch = 0
@@ -78,20 +96,18 @@ class ProgramBuilder:
         """Whether the file holds the tensor."""
         return name in self.file.tensors
 
-    def vector(self, name: str, n: int) -> int:
-        """Id of a float32 vector of n elements, whole on every node."""
+    def vector(self, name: str, *shape: int) -> int:
+        """Id of a float32 vector, or of a small table of such rows (n_cols, n_rows), whole on every node."""
         info = self.file.tensor(name)
-        if info.shape != (n,):
-            raise self._shape_fault(info, (n,))
-        if info.type.name not in ("F32", "F16", "BF16"):
-            raise ModelError(
-                f"{self.file.path}: vector {name} has type {info.type.name}, expected F32, F16 or BF16"
-            )
-        return self._add(info, "vector", "F32", pair=None)
+        if info.shape != shape:
+            raise self._shape_fault(info, shape)
+        self._check_vector(info)
+        return self._add(info, "vector", "F32")
 
     def matrix(self, name: str, n_cols: int, n_rows: int) -> int:
-        """Id of a matrix, cut by rows over the nodes."""
-        return self._matrix(name, (n_cols, n_rows), None)
+        """Id of a matrix, cut by rows over the nodes; one row may stand in the file as a vector."""
+        is_vector = n_rows == 1 and self.has(name) and len(self.file.tensor(name).shape) == 1
+        return self._matrix(name, (n_cols,) if is_vector else (n_cols, n_rows))
 
     def experts(
         self,
@@ -101,14 +117,26 @@ class ProgramBuilder:
         n_expert: int,
         pair: int | None = None,
         chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
         """Id of the matrices of all experts, or of the `chosen` ones.
 
-        `pair`: the gate whose octets alternate with this up's, where both are stored alike.
+        `pair`: the gate whose octets alternate with this up's, where both are stored alike. `part`: which
+        part of the tensor's rows they are.
         """
         if pair is not None and self.store_type(pair) != self._store_type(self.file.tensor(name)):
             pair = None
-        return self._matrix(name, (n_cols, n_rows, n_expert), pair, chosen)
+        return self._matrix(name, (n_cols, part[1] * n_rows, n_expert), pair, chosen, part)
+
+    def expert_vectors(
+        self, name: str, n: int, n_expert: int, chosen: tuple[int, ...] | None = None, part: Part = WHOLE
+    ) -> int:
+        """Id of float32 vectors of n elements, one of each expert (or `chosen` one), whole on every node."""
+        info = self.file.tensor(name)
+        if info.shape != (part[1] * n, n_expert):
+            raise self._shape_fault(info, (part[1] * n, n_expert))
+        self._check_vector(info)
+        return self._add(info, "vector", "F32", chosen=chosen, part=part)
 
     def embedding(self, name: str, n_cols: int) -> TensorInfo:
         """A matrix whose rows are read from the file one by one, by the host."""
@@ -127,8 +155,19 @@ class ProgramBuilder:
         """Store type of a tensor, "auto-f32" where the file decides between F32 and BF16."""
         return self._tensors[tensor].store_type
 
+    def _check_vector(self, info: TensorInfo) -> None:
+        if info.type.name not in ("F32", "F16", "BF16"):
+            raise ModelError(
+                f"{self.file.path}: vector {info.name} has type {info.type.name}, expected F32, F16 or BF16"
+            )
+
     def _matrix(
-        self, name: str, shape: tuple[int, ...], pair: int | None, chosen: tuple[int, ...] | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        pair: int | None = None,
+        chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
         info = self.file.tensor(name)
         if info.shape != shape:
@@ -140,7 +179,7 @@ class ProgramBuilder:
             raise ModelError(
                 f"{self.file.path}: tensor {name}: rows of {info.n_cols} do not make whole {store} blocks"
             )
-        return self._add(info, "matrix", store, pair, chosen)
+        return self._add(info, "matrix", store, pair, chosen, part)
 
     def _store_type(self, info: TensorInfo) -> str:
         try:
@@ -156,11 +195,16 @@ class ProgramBuilder:
         info: TensorInfo,
         role: Role,
         store: str,
-        pair: int | None,
+        pair: int | None = None,
         chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
-        if info.name in self._ids:
-            return self._ids[info.name]
+        """Experts lie along the last axis; a part of each is of its rows, or of a vector's elements."""
+        key = info.name, part[0]
+        if key in self._ids:
+            return self._ids[key]
+        is_vector, n_bytes = role == "vector", info.row_bytes * (1 if role == "vector" else info.n_rows)
+        n_expert = info.n_rows if is_vector else info.n_expert
         tensor = len(self._tensors)
         self._tensors.append(
             TensorSpec(
@@ -169,18 +213,18 @@ class ProgramBuilder:
                 role=role,
                 file_type=info.type.name,
                 store_type=store,
-                n_cols=info.n_cols,
-                n_rows=info.n_rows,
-                n_expert=info.n_expert if chosen is None else len(chosen),
+                n_cols=info.n_cols // part[1] if is_vector else info.n_cols,
+                n_rows=1 if is_vector else info.n_rows // part[1],
+                n_expert=n_expert if chosen is None else len(chosen),
                 experts=chosen,
                 part=info.part,
-                offset=info.offset,
-                row_bytes=info.row_bytes,
-                expert_bytes=info.row_bytes * info.n_rows,
+                offset=info.offset + n_bytes * part[0] // part[1],
+                row_bytes=info.row_bytes // part[1] if is_vector else info.row_bytes,
+                expert_bytes=n_bytes,
                 pair=pair,
             )
         )
-        self._ids[info.name] = tensor
+        self._ids[key] = tensor
         return tensor
 
     def _shape_fault(self, info: TensorInfo, expected: Sequence[object]) -> ModelError:
@@ -237,13 +281,14 @@ class ProgramBuilder:
         """Ops so far."""
         return len(self._ops)
 
-    def finish(self, kv_bytes: int) -> Program:
+    def finish(self, kv_bytes: int, state_bytes: int = 0) -> Program:
         """The program."""
-        return Program(tuple(self._ops), tuple(self._tensors), tuple(self._buffers), self._scratch, kv_bytes)
+        parts = tuple(self._ops), tuple(self._tensors), tuple(self._buffers)
+        return Program(*parts, self._scratch, kv_bytes, state_bytes)
 
     def check_all_used(self, ignored: Iterable[str] = ()) -> None:
         """ModelError for a tensor that no op reads: leaving it out would change the model's answers."""
-        known = self._ids.keys() | set(ignored)
+        known = {name for name, _ in self._ids} | set(ignored)
         unused = [name for name in self.file.tensors if name not in known]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
@@ -269,7 +314,7 @@ def _arguments(
     for name, kind in zip(names, kinds, strict=True):
         value = values[name]
         if kind == "t?":
-            # -1 stands for no tensor: the kernel sees address 0
+            # NONE: the kernel sees address 0
             args.append(("i", 0) if value < 0 else ("t", value))
         elif kind == "f":
             args.append(("f", struct.unpack("<f", struct.pack("<f", value))[0]))

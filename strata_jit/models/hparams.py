@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 
 MAX_CONTEXT = 1 << 24
 """Positions; angles of rotary embeddings lose their digits far beyond what any model is made for."""
-GATING_DEFAULT, GATING_SOFTMAX = 0, 1
-"""Values of `expert_gating_func` that these families run; llama.cpp's llama-hparams.h."""
+FEATURES: dict[str, tuple[object, ...]] = {
+    "expert_gating_func": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "leading_dense_block_count": (0,),
+    "embedding_scale": (1.0, 0.0),
+    "residual_scale": (1.0, 0.0),
+    "logit_scale": (1.0, 0.0),
+    "attention.sliding_window": (0,),
+}
+"""Keys that ask for more than the common transformer has, with the values that ask for nothing.
+
+A family names those that its pieces read; others are refused. Gating 1 is softmax (llama-hparams.h); a
+scale of 0 is none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +41,35 @@ class Hparams:
     n_head: int
     n_head_kv: int
     head_dim: int
+    """Length of a head's query and key."""
+    value_dim: int
     n_rot: int
     n_expert: int
     n_expert_used: int
     n_ctx_train: int
     eps: float
-    rope_base: float
-    rope_factor: float
-    """Positions are divided by it (linear scaling); 1 = none."""
+    n_layer_dense_lead: int
+    """Layers at the beginning whose feed-forward is dense."""
+    expert_gating_func: int
+    """0 where the file does not say; else 1 softmax, 2 sigmoid, 3 softmax of the chosen."""
+    expert_weights_norm: bool
     expert_weights_scale: float
+    n_expert_groups: int
+    n_group_used: int
+    embedding_scale: float
+    residual_scale: float
+    """Factor of what attention and feed-forward add to the residual stream."""
+    logit_scale: float
+    """Logits are divided by it."""
     attention_scale: float
     """Factor of the scores: 1 / sqrt(head_dim) unless the file says otherwise."""
 
 
-def read_hparams(file: GGUFFile) -> Hparams:
-    """Read and check them; ModelError names the key and what is expected of it."""
+def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
+    """Read and check them; ModelError names the key and what is expected of it.
+
+    `features`: keys of `FEATURES` that the caller reads itself.
+    """
     arch = file.get("general.architecture", str)
 
     def key(name: str) -> str:
@@ -55,25 +85,45 @@ def read_hparams(file: GGUFFile) -> Hparams:
         n_nextn=n_nextn,
         n_embd=n_embd,
         n_head=n_head,
-        n_head_kv=file.get(key("attention.head_count_kv"), int, n_head),
+        n_head_kv=_head_count_kv(file, key("attention.head_count_kv"), n_head),
         head_dim=head_dim,
+        value_dim=file.get(key("attention.value_length"), int, n_embd // n_head),
         n_rot=file.get(key("rope.dimension_count"), int, head_dim),
         n_expert=file.get(key("expert_count"), int, 0),
         n_expert_used=file.get(key("expert_used_count"), int, 0),
         n_ctx_train=context_length(file),
-        eps=_in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
-        rope_base=_in_range(file, key("rope.freq_base"), 10000.0, 1.0, 1e15),
-        rope_factor=_rope_factor(file, arch),
-        expert_weights_scale=_in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
-        attention_scale=_in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
+        eps=in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
+        n_layer_dense_lead=file.get(key("leading_dense_block_count"), int, 0),
+        expert_gating_func=file.get(key("expert_gating_func"), int, 0),
+        expert_weights_norm=file.get(key("expert_weights_norm"), bool, False),
+        n_expert_groups=file.get(key("expert_group_count"), int, 0) or 1,
+        n_group_used=file.get(key("expert_group_used_count"), int, 0) or 1,
+        embedding_scale=in_range(file, key("embedding_scale"), 1.0, 0.0, 1e6) or 1.0,
+        residual_scale=in_range(file, key("residual_scale"), 1.0, 0.0, 1e6) or 1.0,
+        logit_scale=in_range(file, key("logit_scale"), 1.0, 0.0, 1e6) or 1.0,
+        expert_weights_scale=in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
+        attention_scale=in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
     )
     _check(file, hparams)
+    _refuse(file, arch, FEATURES.keys() - set(features))
     return hparams
 
 
 def context_length(file: GGUFFile) -> int:
     """Positions that the model was made for, at most `MAX_CONTEXT`; ModelError unless it is positive."""
     return min(_positive(file, f"{file.get('general.architecture', str)}.context_length"), MAX_CONTEXT)
+
+
+def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:
+    """One number, or one a layer: then 0 where a layer has no keys, and the same for all others."""
+    if not isinstance(file.metadata.get(key), np.ndarray):
+        return file.get(key, int, n_head)
+    counts = np.unique(file.get(key, np.ndarray))
+    counts = counts[counts != 0]
+    if len(counts) != 1:
+        found = f"{len(counts)} different numbers"
+        raise ModelError.at(file.path, key, found, "the same number for every layer that has keys")
+    return int(counts[0])
 
 
 def _positive(file: GGUFFile, key: str) -> int:
@@ -83,20 +133,12 @@ def _positive(file: GGUFFile, key: str) -> int:
     return value
 
 
-def _in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
+def in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
+    """A key's number, or the default, None for a key that must be there; ModelError unless it is in range."""
     value = file.get(key, float) if default is None else file.get(key, float, default)
     if not low <= value <= high:  # a NaN is in no range
         raise ModelError.at(file.path, key, str(value), f"{low:g} to {high:g}")
     return value
-
-
-def _rope_factor(file: GGUFFile, arch: str) -> float:
-    kind = file.get(f"{arch}.rope.scaling.type", str, "none")
-    if kind not in ("none", "linear"):
-        raise ModelError(
-            f"{file.path}: rope scaling {kind!r} is not supported for {arch} (supported: none, linear)"
-        )
-    return _in_range(file, f"{arch}.rope.scaling.factor", 1.0, 1e-3, 1e6) if kind == "linear" else 1.0
 
 
 def _check(file: GGUFFile, h: Hparams) -> None:
@@ -109,10 +151,9 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise fault("embedding_length", h.n_embd, "a multiple of 8")
     if h.n_head_kv <= 0 or h.n_head % h.n_head_kv:
         raise fault("attention.head_count_kv", h.n_head_kv, f"a divisor of head_count {h.n_head}")
-    if h.head_dim <= 0 or h.head_dim % 8:
-        raise fault("attention.key_length", h.head_dim, "a multiple of 8")
-    if file.get(f"{h.arch}.attention.value_length", int, h.head_dim) != h.head_dim:
-        raise fault("attention.value_length", "a length of its own", f"that of the keys, {h.head_dim}")
+    for name, length in (("key_length", h.head_dim), ("value_length", h.value_dim)):
+        if length <= 0 or length % 8:
+            raise fault(f"attention.{name}", length, "a multiple of 8")
     if not 0 < h.n_rot <= h.head_dim or h.n_rot % 2:
         raise fault("rope.dimension_count", h.n_rot, f"an even number up to the head's {h.head_dim}")
     if h.n_expert <= 0:
@@ -120,14 +161,31 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise ModelError(f"{found}; strata-jit runs mixture-of-experts models")
     if not 0 < h.n_expert_used <= h.n_expert:
         raise fault("expert_used_count", h.n_expert_used, f"1 to expert_count {h.n_expert}")
-    gating = file.get(f"{h.arch}.expert_gating_func", int, GATING_DEFAULT)
-    if gating not in (GATING_DEFAULT, GATING_SOFTMAX):
-        raise fault(
-            "expert_gating_func", gating, f"softmax ({GATING_SOFTMAX}), the only router of this family"
-        )
-    shared = file.get(f"{h.arch}.expert_shared_count", int, 0)
-    if shared:
-        raise fault("expert_shared_count", shared, "0: shared experts are not supported for this family")
-    window = file.get(f"{h.arch}.attention.sliding_window", int, 0)
-    if window:
-        raise fault("attention.sliding_window", window, "none: this family's windows are not supported")
+    if not 0 <= h.n_layer_dense_lead < h.n_layer:
+        raise fault("leading_dense_block_count", h.n_layer_dense_lead, f"0 to {h.n_layer - 1}")
+    if h.expert_gating_func not in (0, 1, 2, 3):
+        raise fault("expert_gating_func", h.expert_gating_func, "1, 2 or 3")
+    if h.n_expert_groups != 1:
+        _check_groups(h, fault)
+
+
+def _check_groups(h: Hparams, fault: Callable[[str, object, str], ModelError]) -> None:
+    size, rest = divmod(h.n_expert, max(h.n_expert_groups, 1))
+    if h.n_expert_groups < 0 or rest or size < 2:
+        expected = f"groups of 2 or more of the {h.n_expert} experts, all alike"
+        raise fault("expert_group_count", h.n_expert_groups, expected)
+    least = -(-h.n_expert_used // size)
+    if not least <= h.n_group_used <= h.n_expert_groups:
+        expected = f"{least} to {h.n_expert_groups}, enough for {h.n_expert_used} experts"
+        raise fault("expert_group_used_count", h.n_group_used, expected)
+
+
+def _refuse(file: GGUFFile, arch: str, keys: Collection[str]) -> None:
+    for name in sorted(keys):
+        plain = FEATURES[name]
+        found = file.get(f"{arch}.{name}", type(plain[0]), plain[0])
+        if found not in plain:
+            expected = " or ".join(map(str, plain))
+            raise ModelError.at(
+                file.path, f"{arch}.{name}", str(found), f"{expected}, all that strata-jit runs for {arch}"
+            )

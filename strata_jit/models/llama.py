@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from strata_jit.gguf.reader import GGUFFile
+from strata_jit.models.attention import ROPE_NORM, Attention
+from strata_jit.models.ffn import RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.models.transformer import ROPE_NORM, Options, Transformer
+from strata_jit.models.transformer import Transformer
 
 
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a llama model with experts."""
-    model = Transformer(file, limits, Options(rope_mode=ROPE_NORM))
-    for layer in range(model.h.n_layer):
-        model.attention(layer)
-        model.moe(layer)
-    return model.finish()
+    t = Transformer(file, limits)
+    attention, ffn = Attention(t, rope_mode=ROPE_NORM), RoutedFfn(t)
+    for layer in range(t.h.n_layer):
+        attention.add(layer)
+        ffn.add(layer)
+    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)

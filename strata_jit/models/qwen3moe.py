@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from strata_jit.gguf.reader import GGUFFile
+from strata_jit.models.attention import ROPE_NEOX, Attention
+from strata_jit.models.ffn import RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.models.transformer import ROPE_NEOX, Options, Transformer
+from strata_jit.models.transformer import Transformer
 
 
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a qwen3moe model."""
-    model = Transformer(file, limits, Options(rope_mode=ROPE_NEOX, qk_norm=True))
-    for layer in range(model.h.n_layer):
-        model.attention(layer)
-        model.moe(layer)
-    return model.finish()
+    t = Transformer(file, limits)
+    attention, ffn = Attention(t, rope_mode=ROPE_NEOX, qk_norm="head"), RoutedFfn(t)
+    for layer in range(t.h.n_layer):
+        attention.add(layer)
+        ffn.add(layer)
+    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)

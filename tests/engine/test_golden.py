@@ -6,7 +6,10 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["llama", "qwen3moe", "qwen3moe-nl"]
+MODELS = [
+    "deepseek2", "glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe",
+    "qwen3moe-nl", "qwen3next",
+]  # fmt: skip
 
 
 @pytest.fixture(params=MODELS)

@@ -64,16 +64,18 @@ def even_slices(n_rows, n_nodes):
 
 
 class Vector:
-    """A vector tensor; every node has the whole of it."""
+    """A vector tensor, or with two axes one of each expert; every node has the whole of it."""
 
     def __init__(self, values):
-        self.values = floats(len(values))
-        self.values[:] = values
+        values = np.asarray(values, np.float32)
+        self.n_cols = values.shape[-1]
+        self.values = floats(values.size + abi.ROW_GROUP)
+        self.values[: values.size] = values.ravel()
 
     def record(self, node):
         words = np.zeros(abi.TENSOR_WORDS, np.int64)
         words[abi.TENSOR_ADDR] = self.values.ctypes.data
-        words[abi.TENSOR_N_COLS] = len(self.values)
+        words[abi.TENSOR_N_COLS] = self.n_cols
         return words
 
 
@@ -130,10 +132,11 @@ def pair(gate, up):
 class Team:
     """`threads[node]` threads in each node."""
 
-    def __init__(self, threads, scratch_bytes=1 << 17, kv_bytes=0):
+    def __init__(self, threads, scratch_bytes=1 << 17, kv_bytes=0, state_bytes=0):
         self.threads = tuple(threads)
         self.claims = [aligned(64).view(np.int64) for _ in threads]
         self.kv = [aligned(kv_bytes) for _ in threads]
+        self.state = [aligned(state_bytes, fill=0xFF) for _ in threads]
         self.members = [(node, i) for node, n in enumerate(threads) for i in range(n)]
         self.scratch = [aligned(scratch_bytes, fill=0xFF) for _ in self.members]
         self.contexts = [self._context(k, *member) for k, member in enumerate(self.members)]
@@ -146,6 +149,7 @@ class Team:
         words[abi.THREAD_SCRATCH] = self.scratch[team_index].ctypes.data
         words[abi.THREAD_CLAIM] = self.claims[node].ctypes.data
         words[abi.THREAD_KV] = self.kv[node].ctypes.data
+        words[abi.THREAD_STATE] = self.state[node].ctypes.data
         return words
 
     def run(self, op, step, *, segments=(), order=None, **args):

@@ -70,8 +70,8 @@ def segment(rows, matrix, out, out_offset=0, add=0, bias=0, scale=1.0):
 def expected(rows, type_name, weights, n_rows, before=None, bias=None, scale=1.0):
     twins = rows.twins[KIND_OF_TYPE[type_name]][:n_rows]
     y = np.stack([dot(type_name, weights, N_COLS, twin) for twin in twins])
-    y = y * np.float32(scale)
     y = y if bias is None else y + bias
+    y = y * np.float32(scale)
     return y if before is None else before + y
 
 
