@@ -24,7 +24,7 @@ def test_fast_kernels_match(golden, isa):
             assert judge(golden, prompt, model.logits(tokens)) == []
         variants = {use.op: use.variant for use in model.info.kernels}
         assert variants, "no kernels are listed"
-        assert not {op: v for op, v in variants.items() if v not in ("avx2", "portable", "vector")}
+        assert set(variants.values()) <= {"avx512vnni", "avxvnni", "avx2", "portable", "vector"}
 
 
 def test_float_path_matches(golden):
