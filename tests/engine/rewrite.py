@@ -81,5 +81,6 @@ def _write_keys(writer, fields, changes):
         writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
     for name, value in changes.items():
         if value is not None:
-            kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32}
-            writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+            types = gguf.GGUFValueType
+            kinds = {bool: types.BOOL, float: types.FLOAT32, str: types.STRING}
+            writer.add_key_value(name, value, kinds.get(type(value), types.UINT32))
