@@ -19,8 +19,16 @@ from typing import Any
 
 from strata_jit.kernels.abi import KV_BLOCK
 
-KINDS = ("rope", "norm", "linear", "attention", "route", "experts")
+KINDS = ("rope", "norm", "linear", "attention", "delta_net", "route", "experts")
 """Metric classes; a program row carries the index of its op's class."""
+
+GATE_SILU = 0
+GATE_SIGMOID = 1
+"""What a delta net's output is multiplied with: silu(z) or sigmoid(z)."""
+DELTA_COLUMNS = 16
+"""Columns of a delta net's state that are computed together, and lie together: a unit."""
+DELTA_TAPS = 4
+"""Inputs that the convolution of a delta net reads: a token's own and the three before."""
 
 ROPE_NEOX = 0
 """Rotate pairs (i, i + n_rot/2)."""
@@ -51,13 +59,33 @@ _LINEAR = f"{_READ_ACT} count:i tmp_scratch:s n_segments:i"
 _SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f"
 
 _QKV = (
-    "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
-    "n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
+    "qkv:b qkv_stride:i q_off:i q_stride:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i "
+    "rope_mode:i n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+"""q_stride: bytes from a query head to the next, 4 * head_dim unless gates stand between.
+A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
 `work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
-_MERGE = f"partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? out_scratch:s {_ACT}"
+_MERGE = (
+    "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
+    f"gate_head:i out_scratch:s {_ACT}"
+)
+"""gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
+-1."""
+
+_DELTA = (
+    "proj:b proj_stride:i q_off:i k_off:i v_off:i z_off:i gate_off:i qk_stride:i vz_stride:i gate_group:i "
+    "n_head_k:i n_head_v:i head_dim:i k_run:i conv:t dt:t a:t history:b history_off:i history_stride:i "
+    "eps:f q_scale:f gates:b"
+)
+"""A row of `proj` holds the projections q, k, v, z and the gates' beta and alpha, float32.
+
+qk_stride: bytes from a q or k head to the next. vz_stride: bytes from the v (or z) heads of one group, of
+n_head_v / n_head_k heads side by side, to the next group's. gate_group: heads whose beta stand side by side,
+their alpha behind. k_run: v heads in a row that read the same k head; v head h reads h // k_run % n_head_k.
+conv: float32[channels][DELTA_TAPS], channels q | k | v. history: float32[DELTA_TAPS][channels] at
+history_off + sequence * history_stride, the input at position p in place p mod DELTA_TAPS.
+gates: float32[row][n_head_v][2], beta and decay, of a step of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +198,28 @@ _ALL = (
         "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i "
         "tmp_scratch:s",
     ),
+    # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's
+    # rows stand in ascending order and go on from where its last step ended; position 0 begins it anew
+    _op("delta_conv", "delta_net", (None, "delta_conv:delta_conv"), _MANY, _DELTA),
+    # out: float32[row][2][n_head_v * head_dim], the output of the recurrence, then silu(z) or sigmoid(z).
+    # State: float32[unit][head_dim][DELTA_COLUMNS] at state_off + sequence * state_stride. At one row it does
+    # delta_conv's work too. work_scratch: `delta_scratch_bytes`
+    _op(
+        "delta_net",
+        "delta_net",
+        ("delta_net:delta_net_one", "delta_net:delta_net_many"),
+        _BOTH,
+        f"{_DELTA} state_off:i state_stride:i z_mode:i out:b out_stride:i work_scratch:s",
+    ),
+    # RMS norm of each head times the gate behind, then activation planes. tmp_scratch: float32[n_head *
+    # head_dim]
+    _op(
+        "delta_norm",
+        "delta_net",
+        "delta_conv:delta_norm",
+        _MANY,
+        f"out:b out_stride:i n_head:i head_dim:i norm:t eps:f tmp_scratch:s {_ACT}",
+    ),
     # mode: ROUTE_...; bias: float32[n_expert], added for the selection alone; only the best n_group_used of
     # n_group groups take part (n_group 1: all). route_scratch (`scratch.route_scratch_bytes`): int64
     # ids[n_used], float32 weights[n_used], then room for probabilities; ids and weights: the same as rows
@@ -252,3 +302,13 @@ def attention_scratch_bytes(n_head: int, n_head_kv: int, head_dim: int) -> int:
     """Bytes of `work_scratch`: one key head, the query heads of a group, and their scores of one KV block."""
     group = n_head // n_head_kv
     return 4 * ((group + 1) * head_dim + group * KV_BLOCK)
+
+
+def delta_scratch_bytes(head_dim: int) -> int:
+    """Bytes of `work_scratch` of delta_net: a q and a k head, and the v of a unit."""
+    return 4 * (2 * head_dim + DELTA_COLUMNS)
+
+
+def delta_state_bytes(n_head_v: int, head_dim: int) -> int:
+    """Bytes of the state of one layer and sequence: a float32 matrix for each v head."""
+    return 4 * n_head_v * head_dim * head_dim

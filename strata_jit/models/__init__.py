@@ -10,7 +10,18 @@ from collections.abc import Callable
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
-from strata_jit.models import deepseek2, glm4moe, gpt_oss, granitemoe, llama, olmoe, qwen2moe, qwen3moe
+from strata_jit.models import (
+    deepseek2,
+    glm4moe,
+    gpt_oss,
+    granitemoe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3moe,
+    qwen3next,
+    qwen35moe,
+)
 from strata_jit.models.language_model import LanguageModel, StepLimits
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
@@ -21,7 +32,9 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
     "llama": llama.build,
     "olmoe": olmoe.build,
     "qwen2moe": qwen2moe.build,
+    "qwen35moe": qwen35moe.build,
     "qwen3moe": qwen3moe.build,
+    "qwen3next": qwen3next.build,
 }
 """`general.architecture` -> builder."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM
-from strata_jit.models.builder import padded
+from strata_jit.models.builder import Act, Target, padded
 from strata_jit.models.kv_cache import KvCache
 from strata_jit.models.rotary import add_rope_angles, magnitude, read_rope
 from strata_jit.models.transformer import NONE, Transformer
@@ -28,6 +28,8 @@ class Attention:
         layers: Sequence[int] | None = None,
         windows: Mapping[int, int] | None = None,
         sinks: bool = False,
+        gated: bool = False,
+        target: Target | None = None,
     ) -> None:
         """
         rope_mode  ROPE_NEOX (halves) or ROPE_NORM (neighbours)
@@ -35,14 +37,18 @@ class Attention:
         layers     layers with attention, ascending; None for all
         windows    layer -> positions that a row of it sees; every other layer sees all
         sinks      every head has a sink, a logit that takes its share of the softmax and has no value
+        gated      attn_q has, behind each head's query, a gate: its sigmoid is a factor of the head's output
+        target     where the result goes; None: it is added to the residual stream, times `h.residual_scale`
         """
-        self.t, self.rope_mode, self.qk_norm, self.sinks = t, rope_mode, qk_norm, sinks
+        self.t, self.rope_mode, self.qk_norm, self.sinks, self.gated = t, rope_mode, qk_norm, sinks, gated
         h, b, limits = t.h, t.b, t.limits
+        self.target = target or t.residual
         self.windows = {} if windows is None else windows
         self.cache = KvCache(t, range(h.n_layer) if layers is None else layers)
         self.kv_blocks, self.kv_bytes = self.cache.n_blocks, self.cache.nbytes
+        self.query_rows = 2 * h.head_dim if gated else h.head_dim
         self.widths = {
-            "q": h.n_head * h.head_dim,
+            "q": h.n_head * self.query_rows,
             "k": h.n_head_kv * h.head_dim,
             "v": h.n_head_kv * h.value_dim,
         }
@@ -54,30 +60,45 @@ class Attention:
         self.angles = add_rope_angles(t, rope, magnitude(rope))
 
     def add(self, layer: int) -> None:
-        """Append a layer's attention, onto the residual stream."""
+        """Append a layer: norm of the residual stream, and the attention."""
+        t, tensors = self.t, self.inputs(layer)
+        act = t.act("act", t.h.n_embd, tensors)
+        norm = f"blk.{layer}.attn_norm"
+        t.norm(norm, f"{norm}.weight", act, tensors)
+        self.run(layer, act)
+
+    def inputs(self, layer: int) -> list[int]:
+        """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""
+        b, n_embd = self.t.b, self.t.h.n_embd
+        return [b.matrix(f"blk.{layer}.attn_{part}.weight", n_embd, n) for part, n in self.widths.items()]
+
+    def run(self, layer: int, act: Act) -> None:
+        """Append a layer's attention alone, of activation rows [n_embd] in the kinds of `inputs`."""
         t, blk = self.t, f"blk.{layer}."
-        offsets = self._project(blk)
+        offsets = self._project(layer, act)
         self._attend(layer, offsets)
         output = t.b.matrix(f"{blk}attn_output.weight", self.n_out, t.h.n_embd)
         merged = t.act("attn_act", self.n_out, [output])
         sinks = t.b.vector(f"{blk}attn_sinks.weight", t.h.n_head) if self.sinks else NONE
         write, window = t.wanted(merged, [output]), self.windows.get(layer, 0)
-        self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks)
+        gate = self._gate(offsets["q"]) if self.gated else None
+        self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate)
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
-        scale = t.h.residual_scale
-        segment = t.segment(output, merged, t.x, t.x_stride, add=True, bias=bias, scale=scale)
-        t.linear(f"{blk}attn_output", merged, [segment])
+        t.linear(f"{blk}attn_output", merged, [t.segment_to(self.target, output, merged, bias=bias)])
 
-    def _project(self, blk: str) -> dict[str, int]:
-        """Norm and q/k/v; returns the byte offset of each in a row of the qkv buffer."""
-        t, n_embd = self.t, self.t.h.n_embd
-        tensors = {part: t.b.matrix(f"{blk}attn_{part}.weight", n_embd, n) for part, n in self.widths.items()}
-        act = t.act("act", n_embd, list(tensors.values()))
-        t.norm(f"{blk}attn_norm", f"{blk}attn_norm.weight", act, list(tensors.values()))
+    def _gate(self, q_off: int) -> dict[str, int]:
+        """Where the gates are: behind the queries."""
+        head = 4 * self.t.h.head_dim
+        place = {"gate_off": q_off + head, "gate_head": 4 * self.query_rows}
+        return {"gate": self.qkv, "gate_row": self.qkv_stride} | place
+
+    def _project(self, layer: int, act: Act) -> dict[str, int]:
+        """q, k and v; returns the byte offset of each in a row of the qkv buffer."""
+        t, blk = self.t, f"blk.{layer}."
         offsets, offset, segments = {}, 0, []
-        for part, n in self.widths.items():
+        for tensor, (part, n) in zip(self.inputs(layer), self.widths.items(), strict=True):
             bias = t.optional_bias(f"{blk}attn_{part}.bias", n)
-            segments.append(t.segment(tensors[part], act, self.qkv, self.qkv_stride, offset, bias=bias))
+            segments.append(t.segment(tensor, act, self.qkv, self.qkv_stride, offset, bias=bias))
             offsets[part] = offset
             offset += padded(n)
         t.linear(f"{blk}attn_qkv", act, segments)
@@ -97,6 +118,7 @@ class Attention:
             "qkv": self.qkv,
             "qkv_stride": self.qkv_stride,
             "q_off": offsets["q"],
+            "q_stride": 4 * self.query_rows,
             "k_off": offsets["k"],
             "v_off": offsets["v"],
             "q_norm": norms["q"],

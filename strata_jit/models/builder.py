@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from strata_jit.errors import ModelError
@@ -31,6 +32,18 @@ NONE = -1
 """No tensor, for an optional field."""
 KINDS = ("F32", "Q256", "Q32")
 """Activation kinds, in the order of their planes in an activation row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the result of a layer's half goes: float32 rows of n_embd."""
+
+    buffer: int
+    stride: int
+    add: bool = True
+    """Add to what is there, else replace it."""
+    scale: float = 1.0
+    """Factor of the result."""
 
 
 class Act:
@@ -83,11 +96,11 @@ class ProgramBuilder:
         """Whether the file holds the tensor."""
         return name in self.file.tensors
 
-    def vector(self, name: str, n: int) -> int:
-        """Id of a float32 vector of n elements, whole on every node."""
+    def vector(self, name: str, *shape: int) -> int:
+        """Id of a float32 vector, or of a small table of such rows (n_cols, n_rows), whole on every node."""
         info = self.file.tensor(name)
-        if info.shape != (n,):
-            raise self._shape_fault(info, (n,))
+        if info.shape != shape:
+            raise self._shape_fault(info, shape)
         self._check_vector(info)
         return self._add(info, "vector", "F32")
 
@@ -268,9 +281,10 @@ class ProgramBuilder:
         """Ops so far."""
         return len(self._ops)
 
-    def finish(self, kv_bytes: int) -> Program:
+    def finish(self, kv_bytes: int, state_bytes: int = 0) -> Program:
         """The program."""
-        return Program(tuple(self._ops), tuple(self._tensors), tuple(self._buffers), self._scratch, kv_bytes)
+        parts = tuple(self._ops), tuple(self._tensors), tuple(self._buffers)
+        return Program(*parts, self._scratch, kv_bytes, state_bytes)
 
     def check_all_used(self, ignored: Iterable[str] = ()) -> None:
         """ModelError for a tensor that no op reads: leaving it out would change the model's answers."""

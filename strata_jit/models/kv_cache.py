@@ -58,12 +58,21 @@ class KvCache:
         self.t.b.op("attention", f"blk.{layer}.attention", {**queries, **partial, **score})
 
     def merge(
-        self, op: str, layer: int, write: Mapping[str, int], scratch: int, window: int, sinks: int = NONE
+        self,
+        op: str,
+        layer: int,
+        write: Mapping[str, int],
+        scratch: int,
+        window: int,
+        sinks: int = NONE,
+        gate: Mapping[str, int] | None = None,
     ) -> None:
         """Append `attn_merge` or `attn_merge_heads`, into the activation rows of `write`.
 
         scratch  offset of float32[n_head * value_dim], or of one head's
+        gate     fields that say where the gates of the output are
         """
+        no_gate = {"gate": self.partial, "gate_row": 0, "gate_off": NONE, "gate_head": 0}
         fields = {
             "partial": self.partial,
             "partial_blocks": self.n_blocks,
@@ -73,4 +82,4 @@ class KvCache:
             "sinks": sinks,
             "out_scratch": scratch,
         }
-        self.t.b.op(op, f"blk.{layer}.attn_merge", fields | dict(write))
+        self.t.b.op(op, f"blk.{layer}.attn_merge", fields | dict(write) | dict(gate or no_gate))

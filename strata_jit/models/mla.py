@@ -149,6 +149,7 @@ class MlaAttention:
             "qkv": self.queries,
             "qkv_stride": self.queries_stride,
             **dict.fromkeys(("q_off", "k_off", "v_off"), 0),
+            "q_stride": 4 * h.head_dim,
             "q_norm": NONE,
             "k_norm": NONE,
             "eps": h.eps,

@@ -15,7 +15,7 @@ from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models.builder import NONE as NONE
-from strata_jit.models.builder import Act, Count, ProgramBuilder, padded
+from strata_jit.models.builder import Act, Count, ProgramBuilder, Target, padded
 from strata_jit.models.hparams import Hparams, read_hparams
 from strata_jit.models.language_model import Constant, LanguageModel, StepLimits
 
@@ -113,6 +113,16 @@ class Transformer:
             "scale": scale,
         }
 
+    def segment_to(self, target: Target, tensor: int, act: Act, *, bias: int = NONE) -> dict[str, float]:
+        """One matrix of a `linear` whose output is the result of a layer's half."""
+        add, scale = target.add, target.scale
+        return self.segment(tensor, act, target.buffer, target.stride, add=add, bias=bias, scale=scale)
+
+    @property
+    def residual(self) -> Target:
+        """The residual stream, to which a layer's half adds its result."""
+        return Target(self.x, self.x_stride, scale=self.h.residual_scale)
+
     def optional_bias(self, name: str, n: int) -> int:
         """Id of a bias vector, NONE where the file has none."""
         return self.b.vector(name, n) if self.b.has(name) else NONE
@@ -131,10 +141,13 @@ class Transformer:
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    def finish(self, *, kv_blocks: int, kv_bytes: int, skipped: int | None = None) -> LanguageModel:
+    def finish(
+        self, *, kv_blocks: int, kv_bytes: int, state_bytes: int = 0, skipped: int | None = None
+    ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
         kv_blocks, kv_bytes  as the family's attention has them
+        state_bytes          as `delta_net.DeltaNet` has them
         skipped              buffer id of the int64 that counts choices of experts left out
         """
         h, b = self.h, self.b
@@ -152,7 +165,7 @@ class Transformer:
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
         return LanguageModel(
             arch=h.arch,
-            program=b.finish(kv_bytes),
+            program=b.finish(kv_bytes, state_bytes),
             n_embd=h.n_embd,
             n_vocab=n_vocab,
             n_ctx_train=h.n_ctx_train,

@@ -80,7 +80,9 @@ def _write_keys(writer, fields, changes):
         kind, *inner = field.types
         writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
     for name, value in changes.items():
-        if value is not None:
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif value is not None:
             types = gguf.GGUFValueType
             kinds = {bool: types.BOOL, float: types.FLOAT32, str: types.STRING}
             writer.add_key_value(name, value, kinds.get(type(value), types.UINT32))

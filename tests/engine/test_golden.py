@@ -7,7 +7,8 @@ import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
 MODELS = [
-    "deepseek2", "glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl",
+    "deepseek2", "glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe",
+    "qwen3moe-nl", "qwen3next",
 ]  # fmt: skip
 
 
