@@ -83,5 +83,6 @@ def _write_keys(writer, fields, changes):
         if isinstance(value, list):
             writer.add_array(name, value)
         elif value is not None:
-            kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32}
-            writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+            types = gguf.GGUFValueType
+            kinds = {bool: types.BOOL, float: types.FLOAT32, str: types.STRING}
+            writer.add_key_value(name, value, kinds.get(type(value), types.UINT32))

@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 
 import strata_jit
+from strata_jit import models
+from strata_jit.engine.traffic import matrices_read
+from strata_jit.gguf.reader import open_gguf
+from strata_jit.models.language_model import StepLimits
 from tests.engine.judge import kl
 from tests.engine.rewrite import quantized, read_tensors, write
 
@@ -97,3 +101,12 @@ def test_deepseek_of_another_geometry_is_refused(tmp_path, deepseek2, keys, mess
     path = deepseek2.write(tmp_path / "odd.gguf", keys={f"deepseek2.{k}": v for k, v in keys.items()})
     with pytest.raises(strata_jit.ModelError, match=message):
         strata_jit.load(path)
+
+
+def test_matrices_of_heads_are_read_whole(deepseek2):
+    """A token reads the matrices of all heads, and those of the chosen experts."""
+    program = models.build(open_gguf(deepseek2.path), StepLimits(max_rows=4, n_ctx=64)).program
+    read = {tensor.name: n for tensor, n in matrices_read(program, n_expert_used=3)}
+    assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == 4
+    assert read["blk.1.ffn_down_exps.weight"] == 3
+    assert read["blk.1.ffn_down_shexp.weight"] == read["blk.0.attn_output.weight"] == 1
