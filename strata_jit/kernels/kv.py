@@ -32,12 +32,22 @@ def row_position(control, row):
 
 
 @glue
+def row_sequence(control, row):
+    """Sequence of a row of the step."""
+    return word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_SEQUENCE)
+
+
+@glue
+def slot_address(control, thread, row, block, slot_bytes):
+    """Address of the KV slot of a block of the row's sequence; the block must be this node's."""
+    entry = row_sequence(control, row) * word(control, STEP_KV_TABLE_STRIDE) + block
+    return word(thread, THREAD_KV) + word(control + word(control, STEP_KV_TABLE), entry) * slot_bytes
+
+
+@glue
 def head_block(control, args, thread, row, block, kv_head):
     """Address of one kv head's block of the row's sequence; the block must be this node's."""
-    sequence = word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_SEQUENCE)
-    entry = sequence * word(control, STEP_KV_TABLE_STRIDE) + block
-    slot = word(control + word(control, STEP_KV_TABLE), entry)
-    base = word(thread, THREAD_KV) + slot * word(args, QKV.slot_bytes) + word(args, QKV.layer_off)
+    base = slot_address(control, thread, row, block, word(args, QKV.slot_bytes)) + word(args, QKV.layer_off)
     return base + kv_head * (2 * HALF_BYTES * KV_BLOCK) * word(args, QKV.head_dim)
 
 
