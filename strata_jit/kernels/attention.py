@@ -2,7 +2,8 @@
 
 Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has
 eight lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator,
-positions ascending. How heads, dimensions and positions are tiled is free, and changes no bit.
+positions ascending. How heads, dimensions and positions are tiled is free, and changes no bit. What a window
+hides takes no part: whole blocks of it are no work, its octets are not read, its lanes weigh 0.
 
 Both tiles work on four query heads at a time. Where fewer remain, the last head stands in for the missing
 ones: it is computed and stored again, with the same result.
@@ -19,13 +20,13 @@ from strata_jit.kernels.abi import (
     THREAD_NODE,
     THREAD_SCRATCH,
 )
-from strata_jit.kernels.attn_prepare import group_size, head_at, prepare_heads
+from strata_jit.kernels.attn_prepare import group_size, head_at, key_scale, prepare_heads, query_scale, store_head
 from strata_jit.kernels.kv import (
     HALF_BYTES,
     KEY_OCTET,
+    first_visible,
     head_block,
     row_position,
-    store_key_value,
     values_of,
 )
 from strata_jit.kernels.mathx import exp8
@@ -62,13 +63,14 @@ VALUE_TILE = 32
 
 
 @glue
-def _store_scores(score, scale, n_visible, to):
-    """Scale a key octet's scores; the lanes from n_visible on become -inf."""
-    store8(to, keep_lanes8(score * splat8(scale), n_visible, splat8(LOWEST)))
+def _store_scores(score, scale, n_hidden, n_visible, to):
+    """Scale a key octet's scores; the lanes before n_hidden and those from n_visible on become -inf."""
+    lowest = splat8(LOWEST)
+    store8(to, keep_lanes8(lowest, n_hidden, keep_lanes8(score * splat8(scale), n_visible, lowest)))
 
 
 @inline_kernel
-def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
+def _scores(q, group, first, head_dim, keys, n_hidden, n_visible, scale, scores):
     """Scores of query heads first .. first+3 at the 16 positions at `keys`; `scores` is those of head 0."""
     last, row = group - 1, 4 * head_dim
     h0, h1, h2, h3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
@@ -93,25 +95,26 @@ def _scores(q, group, first, head_dim, keys, n_visible, scale, scores):
         x = splat8(load_f32(q3 + 4 * d))
         a3 = fma8(x, ka, a3)
         b3 = fma8(x, kb, b3)
-    _store_scores(a0, scale, n_visible, s0)
-    _store_scores(a1, scale, n_visible, s1)
-    _store_scores(a2, scale, n_visible, s2)
-    _store_scores(a3, scale, n_visible, s3)
-    _store_scores(b0, scale, n_visible - KEY_OCTET, s0 + 32)
-    _store_scores(b1, scale, n_visible - KEY_OCTET, s1 + 32)
-    _store_scores(b2, scale, n_visible - KEY_OCTET, s2 + 32)
-    _store_scores(b3, scale, n_visible - KEY_OCTET, s3 + 32)
+    _store_scores(a0, scale, n_hidden, n_visible, s0)
+    _store_scores(a1, scale, n_hidden, n_visible, s1)
+    _store_scores(a2, scale, n_hidden, n_visible, s2)
+    _store_scores(a3, scale, n_hidden, n_visible, s3)
+    _store_scores(b0, scale, n_hidden - KEY_OCTET, n_visible - KEY_OCTET, s0 + 32)
+    _store_scores(b1, scale, n_hidden - KEY_OCTET, n_visible - KEY_OCTET, s1 + 32)
+    _store_scores(b2, scale, n_hidden - KEY_OCTET, n_visible - KEY_OCTET, s2 + 32)
+    _store_scores(b3, scale, n_hidden - KEY_OCTET, n_visible - KEY_OCTET, s3 + 32)
 
 
 @inline_kernel
-def _softmax(scores, n_octets, partial):
-    """Turn the scores of one head into exp(score - m); store m and the sum l in the partial result."""
+def _softmax(scores, octet, n_octets, partial):
+    """Turn the scores of one head, from octet number `octet` on, into exp(score - m); store m and the sum l in
+    the partial result."""
     largest = splat8(LOWEST)
-    for k in range(0, 32 * n_octets, 32):
+    for k in range(32 * octet, 32 * n_octets, 32):
         largest = max8(load8(scores + k), largest)
     m = hmax8(largest)
     total = splat8(ZERO)
-    for k in range(0, 32 * n_octets, 32):
+    for k in range(32 * octet, 32 * n_octets, 32):
         p = exp8(load8(scores + k) - splat8(m))
         store8(scores + k, p)
         total = total + p
@@ -161,9 +164,9 @@ def _add_values_8(p, values, stride, n, o):
 
 
 @glue
-def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
+def _tile_outputs(p, group, value_dim, values, n, o, o_stride):
     """o += p * v over n positions, for all heads of the group and all dimensions; p and o are head 0's."""
-    stride, last, even = HALF_BYTES * head_dim, group - 1, head_dim & ~15
+    stride, last, even = HALF_BYTES * value_dim, group - 1, value_dim & ~15
     for h0 in range(0, group, TILE_HEADS):
         h1, h2, h3 = min(h0 + 1, last), min(h0 + 2, last), min(h0 + 3, last)
         p0, p1 = p + h0 * SCORE_BYTES, p + h1 * SCORE_BYTES
@@ -172,62 +175,63 @@ def _tile_outputs(p, group, head_dim, values, n, o, o_stride):
         for d in range(0, even, 16):
             v, to = values + HALF_BYTES * d, 4 * d
             _add_values(p0, p1, p2, p3, v, stride, n, o0 + to, o1 + to, o2 + to, o3 + to)
-    if even < head_dim:
+    if even < value_dim:
         for h in range(group):
             to = o + h * o_stride + 4 * even
             _add_values_8(p + h * SCORE_BYTES, values + HALF_BYTES * even, stride, n, to)
 
 
 @glue
-def attend_block(q, group, head_dim, head, n_visible, scale, scores, partial, stride):
-    """Partial results of the query heads at `q` over the first n_visible positions of the block at `head`.
+def attend_block(q, group, head_dim, value_dim, head, start, stop, scale, scores, partial, stride):
+    """Partial results of the query heads at `q` over positions start .. stop-1 of the block at `head`.
 
     q: float32[group][head_dim]; scores: scratch float32[group][256]; partial: of the first query head,
     `stride` bytes to the next.
     """
-    n_octets = (n_visible + KEY_OCTET - 1) // KEY_OCTET
-    for octet in range(0, n_octets, 2):
+    first_octet, n_octets = start // (2 * KEY_OCTET) * 2, (stop + KEY_OCTET - 1) // KEY_OCTET
+    for octet in range(first_octet, n_octets, 2):
         place = octet * KEY_OCTET
-        keys = head + HALF_BYTES * place * head_dim
+        keys, to = head + HALF_BYTES * place * head_dim, scores + 4 * place
         for first in range(0, group, TILE_HEADS):
-            _scores(q, group, first, head_dim, keys, n_visible - place, scale, scores + 4 * place)
+            _scores(q, group, first, head_dim, keys, start - place, stop - place, scale, to)
     for h in range(group):
         to = partial + h * stride
-        _softmax(scores + h * SCORE_BYTES, n_octets, to)
-        for d in range(0, 4 * head_dim, 32):
+        _softmax(scores + h * SCORE_BYTES, first_octet, n_octets, to)
+        for d in range(0, 4 * value_dim, 32):
             store8(to + PARTIAL_HEADER + d, splat8(ZERO))
-    for place in range(0, n_visible, VALUE_TILE):
-        values = values_of(head, head_dim) + HALF_BYTES * head_dim * place
-        n = min(n_visible - place, VALUE_TILE)
-        _tile_outputs(scores + 4 * place, group, head_dim, values, n, partial + PARTIAL_HEADER, stride)
+    for place in range(start, stop, VALUE_TILE):
+        values = values_of(head, head_dim) + HALF_BYTES * value_dim * place
+        n = min(stop - place, VALUE_TILE)
+        _tile_outputs(scores + 4 * place, group, value_dim, values, n, partial + PARTIAL_HEADER, stride)
 
 
 @glue
-def partial_bytes(head_dim):
+def partial_bytes(value_dim):
     """Bytes of the partial result of one (row, head, block)."""
-    return PARTIAL_HEADER + 4 * head_dim
+    return PARTIAL_HEADER + 4 * value_dim
 
 
 @glue
 def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
     """One unit of work: n query heads of a kv head's group over one block."""
-    n_visible = min(row_position(control, row) - block * KV_BLOCK + 1, KV_BLOCK)
-    head_dim = word(args, A.head_dim)
+    position, head_dim, value_dim = row_position(control, row), word(args, A.head_dim), word(args, A.value_dim)
+    start = max(first_visible(position, word(args, A.window)) - block * KV_BLOCK, 0)
+    stop = min(position - block * KV_BLOCK + 1, KV_BLOCK)
     head = head_block(control, args, thread, row, block, kv_head)
     key = word(thread, THREAD_SCRATCH) + word(args, A.work_scratch)
     queries = head_at(args, row, word(args, A.q_off), query_head)
-    if n_rows == 1:
-        n_keys = 1 if block == row_position(control, row) // KV_BLOCK else 0
+    if n_rows == 1 and word(args, A.prepared) == 0:
+        n_keys = 1 if block == position // KV_BLOCK else 0
         queries = key + 4 * head_dim
-        prepare_heads(args, row, query_head, n, queries, kv_head, n_keys, key)
+        q_joint, k_joint = query_scale(args, row), key_scale(args, row)
+        prepare_heads(args, row, query_head, n, queries, q_joint, kv_head, n_keys, key, k_joint)
         if n_keys != 0:
-            value = head_at(args, row, word(args, A.v_off), kv_head)
-            store_key_value(head, head_dim, n_visible - 1, key, value)
+            store_head(control, args, thread, row, kv_head, key)
     scores, scale = key + 4 * (group_size(args) + 1) * head_dim, float_word(args, A.scale)
-    stride = word(args, A.partial_blocks) * partial_bytes(head_dim)
+    stride = word(args, A.partial_blocks) * partial_bytes(value_dim)
     partial = word(args, A.partial) + (row * word(args, A.n_head) + query_head) * stride
-    partial += block * partial_bytes(head_dim)
-    attend_block(queries, n, head_dim, head, n_visible, scale, scores, partial, stride)
+    partial += block * partial_bytes(value_dim)
+    attend_block(queries, n, head_dim, value_dim, head, start, stop, scale, scores, partial, stride)
 
 
 @glue
@@ -239,22 +243,26 @@ def _unit_heads(group, n_units, n_threads):
 
 @op
 def attention(control, args, thread):
-    """Claim units (block of this node, kv head, query heads, row). At one row each unit prepares its own
-    queries, and those of the row's own block first store its key and value."""
+    """Claim units (block of this node, kv head, query heads, row). At one row, unless all is `prepared`, each
+    unit prepares its own queries, and those of the row's own block first store its key and value."""
     n_rows, n_head_kv, group = word(control, STEP_N_ROWS), word(args, A.n_head_kv), group_size(args)
     node, n_nodes = word(thread, THREAD_NODE), word(thread, THREAD_N_NODES)
-    last = 0
+    window = word(args, A.window)
+    first, last = first_visible(row_position(control, 0), window) // KV_BLOCK, 0
     for row in range(n_rows):
-        last = max(last, row_position(control, row) // KV_BLOCK)
-    n_units = ((last - node) // n_nodes + 1) * n_head_kv * n_rows
+        position = row_position(control, row)
+        first, last = min(first, first_visible(position, window) // KV_BLOCK), max(last, position // KV_BLOCK)
+    first += (node - first) % n_nodes  # this node's first block
+    n_units = ((last - first) // n_nodes + 1) * n_head_kv * n_rows
     heads = _unit_heads(group, n_units, word(thread, THREAD_N_THREADS))
     parts = (group + heads - 1) // heads
     unit = first_unit(thread)
     while unit < n_units * parts:
         row, rest = unit % n_rows, unit // n_rows
         part, rest = rest % parts, rest // parts
-        kv_head, block = rest % n_head_kv, node + rest // n_head_kv * n_nodes
-        if block * KV_BLOCK <= row_position(control, row):
+        kv_head, block = rest % n_head_kv, first + rest // n_head_kv * n_nodes
+        position, end = row_position(control, row), (block + 1) * KV_BLOCK
+        if block * KV_BLOCK <= position and first_visible(position, window) < end:
             query_head, n = kv_head * group + part * heads, min(heads, group - part * heads)
             _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n)
         unit = claim(thread)

@@ -1,14 +1,18 @@
-"""The op `attn_merge`: the partial results of a row's KV blocks -> its attention output, quantised.
+"""The ops `attn_merge`, `attn_merge_heads`: partial results of KV blocks -> attention output, quantised.
 
 Owns the order of the merge: blocks ascending whatever node they come from. The first is taken as it is; then
-M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L*a), O = fma(o, b, O*a); the result is O / L.
+M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L*a), O = fma(o, b, O*a). A head's sink, a
+score that has no value, comes last: L = L*a + b, O = O*a. The result is O / L.
 """
 
-from strata_jit.kernels._jit import inline_kernel, op
+import numpy as np
+
+from strata_jit.kernels._jit import glue, inline_kernel, op
 from strata_jit.kernels.abi import KV_BLOCK, STEP_N_ROWS, THREAD_SCRATCH, THREAD_TEAM_INDEX, THREAD_TEAM_SIZE
 from strata_jit.kernels.attention import PARTIAL_HEADER, partial_bytes
-from strata_jit.kernels.kv import row_position
+from strata_jit.kernels.kv import first_visible, row_position
 from strata_jit.kernels.mathx import exp8
+from strata_jit.kernels.norm import vector_address
 from strata_jit.kernels.quantise import act_row, float_plane, quantise_row
 from strata_jit.kernels.registry import arg_index
 from strata_jit.kernels.vec import (
@@ -24,41 +28,86 @@ from strata_jit.kernels.vec import (
 )
 
 A = arg_index("attn_merge")
+ONE = np.float32(1)
+
+
+@glue
+def _rescale(m, other):
+    """(larger maximum, factor of what had m, factor of what had `other`)."""
+    larger = m if m > other else other
+    factors = exp8(keep_lanes8(splat8(m - larger), 1, splat8(other - larger)))
+    return larger, lane8(factors, 0), lane8(factors, 1)
 
 
 @inline_kernel
-def merge_head(partial, n_blocks, head_dim, out):
-    """float32[head_dim] at `out` from the partial results of n_blocks blocks, side by side at `partial`."""
+def merge_head(partial, n_blocks, value_dim, sink, out):
+    """float32[value_dim] at `out` from the partial results of n_blocks blocks, side by side at `partial`.
+
+    sink: address of the head's sink, 0 for none.
+    """
     m, total = load_f32(partial), load_f32(partial + 4)
-    for d in range(0, 4 * head_dim, 32):
+    for d in range(0, 4 * value_dim, 32):
         store8(out + d, load8(partial + PARTIAL_HEADER + d))
     for _ in range(1, n_blocks):
-        partial += partial_bytes(head_dim)
-        block_m = load_f32(partial)
-        larger = m if m > block_m else block_m
-        factors = exp8(keep_lanes8(splat8(m - larger), 1, splat8(block_m - larger)))
-        a, b = lane8(factors, 0), lane8(factors, 1)
-        m, total = larger, fma1(load_f32(partial + 4), b, total * a)
-        for d in range(0, 4 * head_dim, 32):
+        partial += partial_bytes(value_dim)
+        m, a, b = _rescale(m, load_f32(partial))
+        total = fma1(load_f32(partial + 4), b, total * a)
+        for d in range(0, 4 * value_dim, 32):
             store8(out + d, fma8(load8(partial + PARTIAL_HEADER + d), splat8(b), load8(out + d) * splat8(a)))
-    for d in range(0, 4 * head_dim, 32):
-        store8(out + d, load8(out + d) / splat8(total))
+    rest = ONE
+    if sink != 0:
+        m, rest, b = _rescale(m, load_f32(sink))
+        total = total * rest + b
+    for d in range(0, 4 * value_dim, 32):
+        store8(out + d, load8(out + d) * splat8(rest) / splat8(total))
+
+
+@glue
+def sink_of(sinks, head):
+    """Address of a head's sink; 0 where there are none."""
+    return sinks + 4 * head if sinks != 0 else 0
+
+
+@glue
+def head_partials(control, args, row, head):
+    """(address of the first partial result, number of blocks) of a row's head."""
+    position = row_position(control, row)
+    first = first_visible(position, word(args, A.window)) // KV_BLOCK
+    block_bytes = partial_bytes(word(args, A.value_dim))
+    blocks = (row * word(args, A.n_head) + head) * word(args, A.partial_blocks) + first
+    return word(args, A.partial) + blocks * block_bytes, position // KV_BLOCK - first + 1
 
 
 @op
 def attn_merge(control, args, thread):
     """Merge and quantise. One row: every thread, into its scratch. Many rows: rows in turn over the team."""
-    n_rows, n_head, head_dim = word(control, STEP_N_ROWS), word(args, A.n_head), word(args, A.head_dim)
+    n_rows, n_head, value_dim = word(control, STEP_N_ROWS), word(args, A.n_head), word(args, A.value_dim)
     first, step = word(thread, THREAD_TEAM_INDEX), word(thread, THREAD_TEAM_SIZE)
     if n_rows == 1:
         first, step = 0, 1
     temporary = word(thread, THREAD_SCRATCH) + word(args, A.out_scratch)
-    stride = word(args, A.partial_blocks) * partial_bytes(head_dim)
+    sinks = vector_address(word(args, A.sinks))
     for row in range(first, n_rows, step):
         dst = act_row(args, A.act_scratch, thread, row, n_rows)
         out = float_plane(dst, args, A.act_scratch, temporary)
-        n_blocks = row_position(control, row) // KV_BLOCK + 1
         for h in range(n_head):
-            partial = word(args, A.partial) + (row * n_head + h) * stride
-            merge_head(partial, n_blocks, head_dim, out + 4 * h * head_dim)
-        quantise_row(out, n_head * head_dim, dst, args, A.act_scratch)
+            partial, n_blocks = head_partials(control, args, row, h)
+            merge_head(partial, n_blocks, value_dim, sink_of(sinks, h), out + 4 * h * value_dim)
+        quantise_row(out, n_head * value_dim, dst, args, A.act_scratch)
+
+
+@op
+def attn_merge_heads(control, args, thread):
+    """Merge and quantise each head to an activation row of its own, in the shared buffer at one row too:
+    (row, head) in turn over the team."""
+    n_head, value_dim = word(args, A.n_head), word(args, A.value_dim)
+    temporary = word(thread, THREAD_SCRATCH) + word(args, A.out_scratch)
+    sinks = vector_address(word(args, A.sinks))
+    n_entries, step = word(control, STEP_N_ROWS) * n_head, word(thread, THREAD_TEAM_SIZE)
+    for entry in range(word(thread, THREAD_TEAM_INDEX), n_entries, step):
+        row, head = entry // n_head, entry % n_head
+        dst = word(args, A.act_shared) + entry * word(args, A.act_stride)
+        out = float_plane(dst, args, A.act_scratch, temporary)
+        partial, n_blocks = head_partials(control, args, row, head)
+        merge_head(partial, n_blocks, value_dim, sink_of(sinks, head), out)
+        quantise_row(out, value_dim, dst, args, A.act_scratch)

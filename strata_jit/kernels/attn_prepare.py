@@ -1,12 +1,17 @@
 """Norm and rotation of q and k heads, k and v into the KV block; the op `attn_prepare`.
 
-At one row `attention` calls the same helpers itself, so that the row needs one barrier less.
+Owns the meaning of the norms: a weight of head_dim elements is one for each head by itself, a longer one is a
+norm over all heads together. At one row `attention` calls the same helpers itself, so that the row needs one
+barrier less.
 """
+
+import numpy as np
 
 from strata_jit.kernels._jit import glue, inline_kernel, op
 from strata_jit.kernels.abi import (
     KV_BLOCK,
     STEP_N_ROWS,
+    TENSOR_N_COLS,
     THREAD_INDEX,
     THREAD_N_NODES,
     THREAD_N_THREADS,
@@ -16,20 +21,38 @@ from strata_jit.kernels.abi import (
     THREAD_TEAM_SIZE,
 )
 from strata_jit.kernels.kv import QKV, head_block, row_position, store_key_value
-from strata_jit.kernels.norm import rms_norm, vector_address
+from strata_jit.kernels.norm import rms_scale, scale_weigh, vector_address
 from strata_jit.kernels.rope import rotate
 from strata_jit.kernels.vec import float_word, load8, store8, word
 
+ONE = np.float32(1)
+
+
+@glue
+def is_joint(args, norm):
+    """Whether the norm (0: none) runs over all heads together."""
+    return norm != 0 and word(norm, TENSOR_N_COLS) != word(args, QKV.head_dim)
+
+
+@glue
+def joint_scale(args, norm, heads):
+    """`rms_scale` of all heads of a row, at `heads`, where the norm is joint; else 1."""
+    if is_joint(args, norm):
+        return rms_scale(heads, word(norm, TENSOR_N_COLS), float_word(args, QKV.eps))
+    return ONE
+
 
 @inline_kernel
-def prepare_head(args, row, x, norm, out):
-    """RMS norm (unless the tensor `norm` is 0) and rotation of the head at `x`, for a row of the step.
+def prepare_head(args, row, x, norm, head, joint, out):
+    """RMS norm (unless the tensor `norm` is 0) and rotation of head number `head`, for a row of the step.
 
-    x, out: float32[head_dim]; `out` may be `x`.
+    x, out: float32[head_dim]; `out` may be `x`. joint: `joint_scale` of the row.
     """
     head_dim, n_rot = word(args, QKV.head_dim), word(args, QKV.n_rot)
-    if norm != 0:
-        rms_norm(x, vector_address(norm), head_dim, float_word(args, QKV.eps), out)
+    if is_joint(args, norm):
+        scale_weigh(x, joint, vector_address(norm) + 4 * head_dim * head, head_dim, out)
+    elif norm != 0:
+        scale_weigh(x, rms_scale(x, head_dim, float_word(args, QKV.eps)), vector_address(norm), head_dim, out)
     elif out != x:
         for k in range(0, 4 * head_dim, 32):
             store8(out + k, load8(x + k))
@@ -44,41 +67,70 @@ def group_size(args):
 
 @glue
 def head_at(args, row, offset, head):
-    """Address of head number `head` of the row's q, k or v, whichever starts at `offset`."""
+    """Address of head number `head` of the row's q or k, whichever starts at `offset`."""
     offset += row * word(args, QKV.qkv_stride) + 4 * head * word(args, QKV.head_dim)
     return word(args, QKV.qkv) + offset
 
 
 @glue
-def prepare_heads(args, row, head, n, queries, kv_head, n_keys, key):
+def store_head(control, args, thread, row, kv_head, key):
+    """Write the prepared key at `key`, and the row's value, of a kv head into the row's block, this node's."""
+    position = row_position(control, row)
+    head = head_block(control, args, thread, row, position // KV_BLOCK, kv_head)
+    head_dim, value_dim = word(args, QKV.head_dim), word(args, QKV.value_dim)
+    value = word(args, QKV.qkv) + word(args, QKV.v_off) + row * word(args, QKV.qkv_stride)
+    store_key_value(head, head_dim, value_dim, position % KV_BLOCK, key, value + 4 * value_dim * kv_head)
+
+
+@glue
+def query_scale(args, row):
+    """`joint_scale` of a row's query heads, which must not have been normed yet."""
+    return joint_scale(args, word(args, QKV.q_norm), head_at(args, row, word(args, QKV.q_off), 0))
+
+
+@glue
+def key_scale(args, row):
+    """`joint_scale` of a row's key heads."""
+    return joint_scale(args, word(args, QKV.k_norm), head_at(args, row, word(args, QKV.k_off), 0))
+
+
+@glue
+def prepare_heads(args, row, head, n, queries, q_joint, kv_head, n_keys, key, k_joint):
     """`prepare_head` for n query heads from number `head` on, into float32[n][head_dim] at `queries`, and for
-    n_keys (0 or 1) key heads, number `kv_head`, into `key`."""
+    n_keys (0 or 1) key heads, number `kv_head`, into `key`. q_joint, k_joint: scales of the row."""
     for i in range(n + n_keys):
         if i < n:
-            x, norm = head_at(args, row, word(args, QKV.q_off), head + i), word(args, QKV.q_norm)
+            number, offset, norm, joint = head + i, word(args, QKV.q_off), word(args, QKV.q_norm), q_joint
             out = queries + 4 * i * word(args, QKV.head_dim)
         else:
-            x, norm = head_at(args, row, word(args, QKV.k_off), kv_head), word(args, QKV.k_norm)
+            number, offset, norm, joint = kv_head, word(args, QKV.k_off), word(args, QKV.k_norm), k_joint
             out = key
-        prepare_head(args, row, x, norm, out)
+        prepare_head(args, row, head_at(args, row, offset, number), norm, number, joint, out)
 
 
 @op
 def attn_prepare(control, args, thread):
     """Units (row, kv head), in turn. Queries, in place, by the whole team; key and value by the threads of
-    the node that has the row's block, which alone can write them."""
-    n_head_kv, group, head_dim = word(args, QKV.n_head_kv), group_size(args), word(args, QKV.head_dim)
+    the node that has the row's block, which alone can write them.
+
+    Where the queries' norm is joint, one thread has all queries of a row: it takes their scale before it
+    changes the first of them.
+    """
+    n_head_kv, group = word(args, QKV.n_head_kv), group_size(args)
     key = word(thread, THREAD_SCRATCH) + word(args, QKV.work_scratch)
+    joint, q_joint = is_joint(args, word(args, QKV.q_norm)), ONE
     for unit in range(word(control, STEP_N_ROWS) * n_head_kv):
         row, kv_head = unit // n_head_kv, unit % n_head_kv
-        block, place = row_position(control, row) // KV_BLOCK, row_position(control, row) % KV_BLOCK
-        has_queries = unit % word(thread, THREAD_TEAM_SIZE) == word(thread, THREAD_TEAM_INDEX)
+        block = row_position(control, row) // KV_BLOCK
+        turn = row if joint else unit
+        has_queries = turn % word(thread, THREAD_TEAM_SIZE) == word(thread, THREAD_TEAM_INDEX)
+        if has_queries and kv_head == 0:
+            q_joint = query_scale(args, row)
         has_key = unit % word(thread, THREAD_N_THREADS) == word(thread, THREAD_INDEX)
         has_key = has_key and block % word(thread, THREAD_N_NODES) == word(thread, THREAD_NODE)
         n_queries, n_keys = group if has_queries else 0, 1 if has_key else 0
         queries = head_at(args, row, word(args, QKV.q_off), kv_head * group)
-        prepare_heads(args, row, kv_head * group, n_queries, queries, kv_head, n_keys, key)
+        k_joint = key_scale(args, row) if has_key else ONE
+        prepare_heads(args, row, kv_head * group, n_queries, queries, q_joint, kv_head, n_keys, key, k_joint)
         if has_key:
-            head = head_block(control, args, thread, row, block, kv_head)
-            value = head_at(args, row, word(args, QKV.v_off), kv_head)
-            store_key_value(head, head_dim, place, key, value)
+            store_head(control, args, thread, row, kv_head, key)

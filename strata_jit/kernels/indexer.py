@@ -111,7 +111,7 @@ def store_block_key(key, head_dim, index_block, keys):
 
 @glue
 def complete_block(args, keys, position, mean):
-    """The key of the index block that ends at `position`, from raw keys. `mean`: room for a key and angles."""
+    """The key of the index block that ends at `position`, from raw keys. `mean`: room for key and angles."""
     head_dim, ratio, n_rot = word(args, INDEX.head_dim), word(args, INDEX.ratio), word(args, INDEX.n_rot)
     index_block = position % KV_BLOCK // ratio
     mean_key(keys + HALF_BYTES * head_dim * ratio * index_block, head_dim, ratio, mean)
@@ -135,10 +135,11 @@ def is_predecessor(control, row, back):
 def store_keys(control, args, row, keys, spare):
     """Write a row's raw key and, if it completes an index block, that block's key.
 
-    keys: raw keys of the row's KV block. Rows of the same index block stand right before it in the step. Their
-    raw keys are written once more by this thread: the same bytes as by the threads whose rows they are.
+    keys: raw keys of the row's KV block. Rows of the same index block stand right before it in the step, and
+    their raw keys are written once more by this thread: the same bytes as by the threads whose they are.
     """
-    position, ratio, head_dim = row_position(control, row), word(args, INDEX.ratio), word(args, INDEX.head_dim)
+    position, head_dim = row_position(control, row), word(args, INDEX.head_dim)
+    ratio = word(args, INDEX.ratio)
     completes = (position + 1) % ratio == 0
     for back in range(ratio if completes else 1):
         if is_predecessor(control, row, back):

@@ -1,7 +1,7 @@
 """Where keys and values of a (sequence, block, kv head) lie, and how one position is written.
 
 Owns the layout of a KV head block: keys float16 [256 / 8][head_dim][8 positions], then values float16
-[256][head_dim]. A block belongs to node `block % n_nodes`; only that node's threads can address it.
+[256][value_dim]. A block belongs to node `block % n_nodes`; only that node's threads can address it.
 """
 
 from strata_jit.kernels._jit import glue, inline_kernel
@@ -38,8 +38,14 @@ def row_sequence(control, row):
 
 
 @glue
+def first_visible(position, window):
+    """First position that `position` attends to: of the last `window` ones, itself included, or all (0)."""
+    return max(position - window + 1, 0) if window > 0 else 0
+
+
+@glue
 def slot_address(control, thread, row, block, slot_bytes):
-    """Address of the KV slot of a block of the row's sequence; the block must be this node's."""
+    """Address of the row's sequence's block, all layers of it; the block must be this node's."""
     entry = row_sequence(control, row) * word(control, STEP_KV_TABLE_STRIDE) + block
     return word(thread, THREAD_KV) + word(control + word(control, STEP_KV_TABLE), entry) * slot_bytes
 
@@ -48,7 +54,7 @@ def slot_address(control, thread, row, block, slot_bytes):
 def head_block(control, args, thread, row, block, kv_head):
     """Address of one kv head's block of the row's sequence; the block must be this node's."""
     base = slot_address(control, thread, row, block, word(args, QKV.slot_bytes)) + word(args, QKV.layer_off)
-    return base + kv_head * (2 * HALF_BYTES * KV_BLOCK) * word(args, QKV.head_dim)
+    return base + kv_head * (HALF_BYTES * KV_BLOCK) * (word(args, QKV.head_dim) + word(args, QKV.value_dim))
 
 
 @glue
@@ -58,12 +64,12 @@ def values_of(head, head_dim):
 
 
 @inline_kernel
-def store_key_value(head, head_dim, place, key, value):
-    """Write float32[head_dim] key and value as position number `place` of the head block at `head`."""
+def store_key_value(head, head_dim, value_dim, place, key, value):
+    """Write key float32[head_dim] and value float32[value_dim] as position number `place` of a head block."""
     octet, lane = place // KEY_OCTET, place % KEY_OCTET
     to = head + HALF_BYTES * (octet * KEY_OCTET * head_dim + lane)
     for d in range(head_dim):
         store_u16(to + HALF_BYTES * KEY_OCTET * d, f16_bits(load_f32(key + 4 * d)))
-    to = values_of(head, head_dim) + HALF_BYTES * head_dim * place
-    for d in range(0, head_dim, 8):
+    to = values_of(head, head_dim) + HALF_BYTES * value_dim * place
+    for d in range(0, value_dim, 8):
         store8_f16(to + HALF_BYTES * d, load8(value + 4 * d))

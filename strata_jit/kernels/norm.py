@@ -42,11 +42,17 @@ def vector_address(tensor):
 
 
 @inline_kernel
-def rms_norm(x, weight, n, eps, out):
-    """out = (x * rms_scale) * weight, float32[n] at each address; `out` may be `x`."""
-    scale = splat8(rms_scale(x, n, eps))
+def scale_weigh(x, scale, weight, n, out):
+    """out = (x * scale) * weight, float32[n] at each address; `out` may be `x`."""
+    scale = splat8(scale)
     for k in range(0, 4 * n, 32):
         store8(out + k, (load8(x + k) * scale) * load8(weight + k))
+
+
+@glue
+def rms_norm(x, weight, n, eps, out):
+    """out = (x * rms_scale) * weight, float32[n] at each address; `out` may be `x`."""
+    scale_weigh(x, rms_scale(x, n, eps), weight, n, out)
 
 
 @op

@@ -35,9 +35,12 @@ _READ_ACT = "act_scratch:s act_shared:b act_stride:i"
 
 _QKV = (
     "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
-    "n_head:i n_head_kv:i head_dim:i layer_off:i slot_bytes:i work_scratch:s"
+    "n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+"""A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+`work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
+
+_MERGE = f"partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? out_scratch:s {_ACT}"
 
 
 _STREAMS = "streams_scratch:s streams:b streams_stride:i n_stream:i n:i"
@@ -126,21 +129,37 @@ _ALL = (
     ),
     # norms and ropes q in place; norms and ropes k, stores k and v in KV blocks (at one row, attention does)
     _op("attn_prepare", "attention", (None, "attn_prepare:attn_prepare"), _MANY, _QKV),
-    # partial: float32[row][head][partial_blocks][8 + head_dim] = m, l, six unused, o
+    # partial: float32[row][head][partial_blocks][8 + value_dim] = m, l, six unused, o. window: positions that a
+    # row sees, itself included; 0: all. prepared 1: at one row too, an op before has prepared q, k and v
     _op(
         "attention",
         "attention",
         "attention:attention",
         _BOTH,
-        f"{_QKV} partial:b partial_blocks:i scale:f",
+        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i",
     ),
-    # out_scratch: float32[n_head * head_dim]
+    # sinks: float32[n_head]; out_scratch: float32[n_head * value_dim]
+    _op("attn_merge", "attention", "attn_merge:attn_merge", _MANY, _MERGE),
+    # the same with an activation row for each (row, head), in the shared buffer; out_scratch: float32[value_dim]
+    _op("attn_merge_heads", "attention", "attn_merge:attn_merge_heads", _BOTH, _MERGE),
+    # q: float32[row][n_head][n_nope + n_rot]; kv: float32[row][n_latent + n_rot]. Planes of each (row, head)'s
+    # n_nope in the shared buffer; its n_rot, rotated, to queries: float32[row][n_head][n_latent + n_rot]; key
+    # and value of the row's one kv head in its KV block. work_scratch: float32[n_latent + n_rot]
     _op(
-        "attn_merge",
+        "mla_prepare",
         "attention",
-        "attn_merge:attn_merge",
-        _MANY,
-        f"partial:b partial_blocks:i n_head:i head_dim:i out_scratch:s {_ACT}",
+        "mla:mla_prepare",
+        _BOTH,
+        "q:b q_stride:i n_head:i n_nope:i n_rot:i queries:b queries_stride:i kv:b kv_stride:i n_latent:i "
+        f"kv_norm:t eps:f angles:b layer_off:i slot_bytes:i work_scratch:s {_ACT}",
+    ),
+    # out[row][head] = dot(matrix of the head, act of (row, head)); tensor: one matrix for each of n_head
+    _op(
+        "head_linear",
+        "linear",
+        "head_linear:head_linear",
+        _BOTH,
+        "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i tmp_scratch:s",
     ),
     # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
     # probabilities; ids and weights: the same as rows
@@ -218,8 +237,8 @@ _ALL = (
         "xn_scratch:s xn_shared:b xn_stride:i xn_off:i gate:b gate_stride:i n_stream:i n:i count:i "
         f"tmp_scratch:s {_ACT}",
     ),
-    # streams += gate * value; what is normed of that goes to the ring of its sequence, float32[n_ring][n_stream
-    # * n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
+    # streams += gate * value; that, normed, goes to the ring of the row's sequence, float32[n_ring][n_stream *
+    # n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
     _op(
         "ngram_gate",
         "norm",

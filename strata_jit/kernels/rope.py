@@ -38,7 +38,7 @@ A = arg_index("rope_angles")
 
 @inline_kernel
 def write_angles(position, freqs, n_half, factor, out):
-    """float32[n_half][2] at `out`: cos and sin of position * freq, times the factor; freqs float64[n_half]."""
+    """float32[n_half][2] at `out`: cos and sin of position * freq, times factor; freqs: float64[n_half]."""
     for i in range(n_half):
         s, c = sincos(np.float64(position) * load_f64(freqs + i * WORD_BYTES))
         store_f32(out + i * WORD_BYTES, np.float32(c * factor))

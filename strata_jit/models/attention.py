@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from strata_jit.kernels.abi import KV_BLOCK
 from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM, attention_scratch_bytes
@@ -17,6 +18,8 @@ from strata_jit.models.transformer import NONE, Transformer
 
 __all__ = ["ROPE_NEOX", "ROPE_NORM", "Attention"]
 
+QkNorm = Literal["head", "joint"]
+
 KV_VALUE_BYTES = 2 * 2
 """Bytes of a key's and a value's element in the cache: f16 each."""
 
@@ -25,11 +28,16 @@ class Attention:
     """The attention of those layers of a model that have a KV cache."""
 
     def __init__(
-        self, t: Transformer, *, rope_mode: int, qk_norm: bool = False, layers: Sequence[int] | None = None
+        self,
+        t: Transformer,
+        *,
+        rope_mode: int,
+        qk_norm: QkNorm | None = None,
+        layers: Sequence[int] | None = None,
     ) -> None:
         """
         rope_mode  ROPE_NEOX (halves) or ROPE_NORM (neighbours)
-        qk_norm    RMS norms over each q and k head, before rotation
+        qk_norm    RMS norms of q and k before rotation: over each head, or over all heads together
         layers     layers with attention, ascending; None for all
         """
         self.t, self.rope_mode, self.qk_norm = t, rope_mode, qk_norm
@@ -97,12 +105,18 @@ class Attention:
         t.linear(f"{blk}attn_qkv", act, segments)
         return offsets
 
+    def _norms(self, blk: str) -> dict[str, int]:
+        """Norm of q and of k."""
+        if self.qk_norm is None:
+            return {"q": NONE, "k": NONE}
+        widths = {"q": self.n_q, "k": self.n_kv}
+        if self.qk_norm == "head":
+            widths = dict.fromkeys(widths, self.t.h.head_dim)
+        return {part: self.t.b.vector(f"{blk}attn_{part}_norm.weight", n) for part, n in widths.items()}
+
     def _attend(self, layer: int, offsets: dict[str, int]) -> None:
         t, h, blk = self.t, self.t.h, f"blk.{layer}."
-        norms = {
-            part: t.b.vector(f"{blk}attn_{part}_norm.weight", h.head_dim) if self.qk_norm else NONE
-            for part in "qk"
-        }
+        norms = self._norms(blk)
         common = {
             "qkv": self.qkv,
             "qkv_stride": self.qkv_stride,

@@ -12,7 +12,7 @@ from strata_jit.models.transformer import Transformer
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a qwen3moe model."""
     t = Transformer(file, limits)
-    attention, ffn = Attention(t, rope_mode=ROPE_NEOX, qk_norm=True), RoutedFfn(t)
+    attention, ffn = Attention(t, rope_mode=ROPE_NEOX, qk_norm="head"), RoutedFfn(t)
     for layer in range(t.h.n_layer):
         attention.add(layer)
         ffn.add(layer)

@@ -1,7 +1,7 @@
 """`attn_prepare`, `attention` and `attn_merge` against their twins, bit for bit, and against float64.
 
 A sequence is run row by row or in chunks of any size, by teams of any shape: the outputs of all rows are the
-twin's bits, and the KV blocks hold the same bytes.
+twin's bits, and the KV blocks hold the same bytes. With a window, or with sinks, likewise.
 """
 
 from dataclasses import dataclass, replace
@@ -34,15 +34,33 @@ class Shape:
     head_dim: int
     n_rot: int
     mode: int = ROPE_NEOX
-    normed: bool = True
+    norm: str | None = "head"
+    """The norm of q and k: over each head, over all heads together, or none."""
+    value_dim: int = 0
+    """0: head_dim."""
+    window: int = 0
+    sinks: tuple[float, ...] | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
+
+    @property
+    def parts(self):
+        """Elements of a row's q, k and v."""
+        return self.n_head * self.head_dim, self.n_head_kv * self.head_dim, self.n_head_kv * self.value_dim
 
     @property
     def width(self):
-        return (self.n_head + 2 * self.n_head_kv) * self.head_dim
+        return sum(self.parts)
 
     @property
     def n_out(self):
-        return self.n_head * self.head_dim
+        return self.n_head * self.value_dim
+
+    @property
+    def sink_values(self):
+        """float32[n_head] or None."""
+        return None if self.sinks is None else np.array(self.sinks, np.float32)
 
     @property
     def scale(self):
@@ -50,10 +68,15 @@ class Shape:
 
 
 QWEN = Shape(8, 1, 128, 128)
-SMOL = Shape(9, 3, 64, 64, ROPE_NORM, normed=False)
-MHA = Shape(2, 2, 32, 32, ROPE_NEOX, normed=False)
-PARTIAL = Shape(6, 1, 40, 20, ROPE_NORM, normed=True)
-SHAPES = [QWEN, SMOL, MHA, PARTIAL]
+SMOL = Shape(9, 3, 64, 64, ROPE_NORM, norm=None)
+MHA = Shape(2, 2, 32, 32, ROPE_NEOX, norm=None)
+PARTIAL = Shape(6, 1, 40, 20, ROPE_NORM)
+JOINT = Shape(6, 3, 40, 40, ROPE_NEOX, norm="joint")
+WINDOW = Shape(6, 2, 32, 32, ROPE_NEOX, norm=None, window=40)
+"""Of 530 positions the last two blocks are seen, of 257 the last one and the end of the one before."""
+SINKS = Shape(4, 2, 32, 32, ROPE_NEOX, norm=None, window=300, sinks=(0.5, -np.inf, 1e30, -1e30))
+LATENT = Shape(5, 1, 96, 32, ROPE_NORM, norm=None, value_dim=72)
+SHAPES = [QWEN, SMOL, MHA, PARTIAL, JOINT, WINDOW, SINKS, LATENT]
 
 
 class Sequence:
@@ -63,19 +86,26 @@ class Sequence:
         rng = np.random.default_rng(seed)
         self.shape, self.n = shape, n_positions
         self.qkv = rng.standard_normal((n_positions, shape.width)).astype(np.float32)
-        self.q_weight, self.k_weight = rng.uniform(0.5, 2, (2, shape.head_dim)).astype(np.float32)
+        heads = (shape.n_head, shape.n_head_kv) if shape.norm == "joint" else (1, 1)
+        self.q_weight, self.k_weight = (
+            rng.uniform(0.5, 2, n * shape.head_dim).astype(np.float32) for n in heads
+        )
         freqs = 1e4 ** (-np.arange(shape.n_rot // 2) / (shape.n_rot // 2))
         self.angles = rope_angles(np.arange(n_positions), freqs, 1.0)
 
     def heads(self):
         """(q float32, k float16, v float16), each [n_positions, heads, head_dim], as attention reads them."""
         s = self.shape
-        cuts = np.cumsum([s.n_head, s.n_head_kv]) * s.head_dim
-        q, k, v = (part.reshape(self.n, -1, s.head_dim) for part in np.split(self.qkv, cuts, axis=1))
-        if s.normed:
-            q, k = rms_norm(q, self.q_weight, EPS), rms_norm(k, self.k_weight, EPS)
+        q, k, v = np.split(self.qkv, np.cumsum(s.parts)[:2], axis=1)
+        q, k = (part.reshape(self.n, -1, s.head_dim) for part in (q, k))
+        v = v.reshape(self.n, -1, s.value_dim)
+        if s.norm:
+            q, k = self._normed(q, self.q_weight), self._normed(k, self.k_weight)
         q, k = self._rotated(q), self._rotated(k)
         return q, k.astype(np.float16), v.astype(np.float16)
+
+    def _normed(self, heads, weight):
+        return rms_norm(heads.reshape(-1, len(weight)), weight, EPS).reshape(heads.shape)
 
     def _rotated(self, heads):
         s = self.shape
@@ -83,8 +113,9 @@ class Sequence:
 
     def expected(self, positions, attend=ref.attend):
         """[len(positions), n_out] by a twin."""
-        q, k, v = self.heads()
-        return np.stack([attend(q[p], k[: p + 1], v[: p + 1], self.shape.scale).ravel() for p in positions])
+        (q, k, v), s = self.heads(), self.shape
+        rows = ((q[p], k[: p + 1], v[: p + 1]) for p in positions)
+        return np.stack([attend(*row, s.scale, s.window, s.sink_values).ravel() for row in rows])
 
 
 class Layer:
@@ -93,7 +124,7 @@ class Layer:
     def __init__(self, sequences, threads, blocks_per_sequence=3):
         self.sequences, self.shape, self.n_blocks = sequences, sequences[0].shape, blocks_per_sequence
         s, n_nodes = self.shape, len(threads)
-        self.layer_bytes = s.n_head_kv * KV_BLOCK * 2 * 2 * s.head_dim
+        self.layer_bytes = s.n_head_kv * KV_BLOCK * 2 * (s.head_dim + s.value_dim)
         self.slot_bytes = N_LAYER * self.layer_bytes
         self.table = self._slots(len(sequences), n_nodes)
         scratch = attention_scratch_bytes(s.n_head, s.n_head_kv, s.head_dim)
@@ -125,16 +156,16 @@ class Layer:
         for i, (sequence, position) in enumerate(rows):
             qkv[i, : s.width] = self.sequences[sequence].qkv[position]
             angles[i] = self.sequences[sequence].angles[position]
-        partial = floats(n, s.n_head, self.n_blocks, 8 + s.head_dim)
+        partial = floats(n, s.n_head, self.n_blocks, 8 + s.value_dim)
         first = self.sequences[0]
         fields = {
             "qkv": qkv,
             "qkv_stride": qkv.strides[0],
             "q_off": 0,
-            "k_off": 4 * s.n_out,
-            "v_off": 4 * (s.n_out + s.n_head_kv * s.head_dim),
-            "q_norm": Vector(first.q_weight) if s.normed else 0,
-            "k_norm": Vector(first.k_weight) if s.normed else 0,
+            "k_off": 4 * s.parts[0],
+            "v_off": 4 * (s.parts[0] + s.parts[1]),
+            "q_norm": Vector(first.q_weight) if s.norm else 0,
+            "k_norm": Vector(first.k_weight) if s.norm else 0,
             "eps": EPS,
             "angles": angles,
             "n_rot": s.n_rot,
@@ -142,13 +173,15 @@ class Layer:
             "n_head": s.n_head,
             "n_head_kv": s.n_head_kv,
             "head_dim": s.head_dim,
+            "value_dim": s.value_dim,
             "layer_off": LAYER * self.layer_bytes,
             "slot_bytes": self.slot_bytes,
             "work_scratch": WORK_SCRATCH,
         }
         common = {"partial": partial, "partial_blocks": self.n_blocks}
         self.team.run("attn_prepare", step, order=order, **fields)
-        self.team.run("attention", step, order=order, **fields, **common, scale=s.scale)
+        score = {"scale": s.scale, "window": s.window, "prepared": 0}
+        self.team.run("attention", step, order=order, **fields, **common, **score)
         return self._merge(step, n, common, order)
 
     def _merge(self, step, n, common, order):
@@ -160,7 +193,9 @@ class Layer:
             order=order,
             **common,
             n_head=s.n_head,
-            head_dim=s.head_dim,
+            value_dim=s.value_dim,
+            window=s.window,
+            sinks=0 if s.sinks is None else Vector(s.sink_values),
             out_scratch=self.out_scratch,
             **planes.fields(self.act_scratch, shared),
         )
@@ -216,7 +251,7 @@ def test_attention_is_near_float64(shape):
 
 
 @pytest.mark.parametrize("threads", [(2,), (1, 1), (2, 1), (1, 1, 1), (1, 2, 3)])
-@pytest.mark.parametrize("shape", [QWEN, SMOL])
+@pytest.mark.parametrize("shape", [QWEN, SMOL, JOINT, WINDOW, SINKS])
 def test_attention_any_team_gives_the_same(shape, threads):
     sequence = Sequence(shape, 600, seed=3)
     alone, team = Layer([sequence], (1,)), Layer([sequence], threads)
@@ -237,7 +272,7 @@ def kv_of(layer):
 
 def test_attention_any_order_of_threads_gives_the_same():
     """Whoever claims what: one thread does nearly everything, or another."""
-    sequence = Sequence(replace(SMOL, normed=True), 300, seed=4)
+    sequence = Sequence(replace(SMOL, norm="head"), 300, seed=4)
     rows = [(0, p) for p in range(290, 300)]
     results = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], None):
@@ -290,10 +325,61 @@ def test_attention_writes_only_its_layer_and_slot():
 
 def test_attention_large_scores_do_not_overflow():
     """Scores in the thousands: the maximum is subtracted before exp, within blocks and between them."""
-    sequence = Sequence(replace(QWEN, normed=False), 300, seed=8)
+    sequence = Sequence(replace(QWEN, norm=None), 300, seed=8)
     sequence.qkv *= 30
     layer = Layer([sequence], (1, 1))
     fill(layer, 299)
     found = layer.run([(0, 299)])
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found, sequence.expected([299]))
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 255, 256, 257, 258, 529, 530, 531])
+def test_attention_window_edges(window):
+    """The first visible position at the ends of octets and blocks; a window may be longer than the sequence."""
+    sequence = Sequence(replace(WINDOW, window=window), 530, seed=9)
+    layer = Layer([sequence], (1, 1))
+    fill(layer, 524)
+    chunk = list(range(524, 529))
+    np.testing.assert_array_equal(layer.run([(0, p) for p in chunk]), sequence.expected(chunk))
+    np.testing.assert_array_equal(layer.run([(0, 529)]), sequence.expected([529]))
+
+
+def test_attention_chunk_with_rows_that_see_different_blocks():
+    """Rows on both sides of a block's end: the first sees a block that the last does not, and the other way."""
+    sequence = Sequence(WINDOW, 310, seed=10)
+    layer = Layer([sequence], (1, 1, 1))
+    fill(layer, 250)
+    rows = list(range(250, 310))
+    np.testing.assert_array_equal(layer.run([(0, p) for p in rows]), sequence.expected(rows))
+
+
+def test_attention_does_not_touch_what_the_window_hides():
+    """Hidden positions may hold anything: here NaNs, as in the partial results of hidden blocks."""
+    sequence = Sequence(replace(WINDOW, window=16), 600, seed=11)
+    layer = Layer([sequence], (1,))
+    fill(layer, 599)
+    for position in range(600 - 16):
+        erase(layer, position)
+    np.testing.assert_array_equal(layer.run([(0, 599)]), sequence.expected([599]))
+
+
+def erase(layer, position):
+    """NaN as key and value of a position of sequence 0, in a team of one node."""
+    s, (block, place) = layer.shape, divmod(position, KV_BLOCK)
+    slot = layer.team.kv[0].reshape(-1, N_LAYER, s.n_head_kv, layer.layer_bytes // s.n_head_kv)
+    heads = slot[layer.table[0, block], LAYER].view(np.uint16)
+    keys, values = np.split(heads, [KV_BLOCK * s.head_dim], axis=1)
+    keys.reshape(s.n_head_kv, KV_BLOCK // 8, s.head_dim, 8)[:, place // 8, :, place % 8] = 0xFFFF
+    values.reshape(s.n_head_kv, KV_BLOCK, s.value_dim)[:, place] = 0xFFFF
+
+
+def test_attention_sink_without_weight_and_sink_above_all():
+    """-inf changes nothing; a sink far above all scores leaves nothing of the values."""
+    sequence = Sequence(SINKS, 40, seed=12)
+    found = Layer([sequence], (1,)).run([(0, p) for p in range(40)]).reshape(40, 4, -1)
+    plain = replace(SINKS, sinks=None)
+    sequence.shape = plain
+    without = sequence.expected(range(40)).reshape(found.shape)
+    np.testing.assert_array_equal(found[:, [1, 3]], without[:, [1, 3]])
+    assert (found[:, 2] == 0).all() and (found[:, 0] != without[:, 0]).any()

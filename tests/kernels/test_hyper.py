@@ -44,7 +44,9 @@ class Streams:
     def combine(self, step, block, inject=None, gather=0):
         self.team.run(
             "hc_combine", step, block=block, block_stride=block.strides[0],
-            inject=block if inject is None else inject, inject_stride=0 if inject is None else inject.strides[0], inject_off=0 if inject is None else 8,
+            inject=block if inject is None else inject,
+            inject_stride=0 if inject is None else inject.strides[0],
+            inject_off=0 if inject is None else 8,
             first=int(inject is None), gather=gather, **self.fields(),
         )  # fmt: skip
 
