@@ -3,7 +3,7 @@
 Per stream c, with key and value from the row's n-gram embedding: s = <RMS(key_c) * key_norm_c, RMS(R_c) *
 query_norm_c> / sqrt(n), the dot product in eight lanes as a norm's sum of squares; gate = sigmoid(sign(s) *
 sqrt(max(|s|, 1e-6))); G_c = gate * value; N_c = RMS(G_c) * conv_norm_c; R_c = R_c + G_c. Then, over time,
-R = R + silu(sum of conv[tap] * N[position - (n_tap - 1 - tap) * dilation] over the taps, oldest first, fused).
+R = R + silu(sum of conv[tap] * N[position - (n_tap - 1 - tap) * dilation]), fused, from the oldest tap on.
 Positions before the sequence count as absent.
 
 N lives in a ring for each sequence, so that a chunk and the steps before it look the same. Owns the ring: the

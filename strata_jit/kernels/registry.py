@@ -228,17 +228,18 @@ _ALL = (
     _op("hc_norm", "norm", "hyper:hc_norm", _MANY, f"{_STREAMS} weight:t eps:f gather:i {_ACT}"),
     # activation planes of silu(low), float32[n]; count as in `linear`
     _op("hc_low", "norm", "hyper:hc_low", _MANY, f"low:b low_stride:i n:i count:i tmp_scratch:s {_ACT}"),
-    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote
+    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote. clear 1:
+    # block, which `hc_combine` has read, becomes 0, for the next block's output to be added
     _op(
         "hc_mix",
         "norm",
         "hyper:hc_mix",
         _MANY,
         "xn_scratch:s xn_shared:b xn_stride:i xn_off:i gate:b gate_stride:i n_stream:i n:i count:i "
-        f"tmp_scratch:s {_ACT}",
+        f"block:b block_stride:i clear:i tmp_scratch:s {_ACT}",
     ),
-    # streams += gate * value; that, normed, goes to the ring of the row's sequence, float32[n_ring][n_stream *
-    # n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
+    # streams += gate * value; that, normed, goes to the ring of the row's sequence, float32[n_ring][n_stream
+    # * n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
     _op(
         "ngram_gate",
         "norm",

@@ -89,6 +89,7 @@ class Transformer:
         add: bool = False,
         bias: int = NONE,
         scale: float = 1.0,
+        sigmoid: bool = False,
     ) -> dict[str, float]:
         """One matrix of a `linear`."""
         return {
@@ -100,6 +101,7 @@ class Transformer:
             "add": int(add),
             "bias": bias,
             "scale": scale,
+            "sigmoid": int(sigmoid),
         }
 
     def optional_bias(self, name: str, n: int) -> int:
