@@ -38,6 +38,7 @@ def model_sizes(program: Program, n_nodes: int, *, reference: bool = False) -> M
         matrices=tuple(matrix_size(t, reference) for t in program.tensors if t.role == "matrix"),
         vector_bytes=sum(4 * t.n_cols * t.n_rows * t.n_expert for t in vectors),
         kv_bytes=program.kv_bytes * n_nodes,
+        state_bytes=program.state_bytes,
         thread_bytes=program.scratch_bytes,
     )
 

@@ -15,7 +15,7 @@ from strata_jit.errors import UsageError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models.hparams import context_length
 from strata_jit.models.language_model import LanguageModel, StepLimits
-from strata_jit.placement import MatrixSize, Plan, PlanOptions, cut_rows, plan
+from strata_jit.placement import MatrixSize, Plan, PlanOptions, cut_rows, plan, state_by_node
 from strata_jit.placement.rows import ROW_GROUP
 from strata_jit.topology.description import Machine
 
@@ -42,14 +42,20 @@ class PlannedModel:
         read = [MatrixSize(size.n_rows, size.row_bytes, min(size.n_expert, used)) for size in sizes]
         return _bytes_by_node(read, self.plan.shares)
 
+    @property
+    def state_bytes(self) -> tuple[int, ...]:
+        """Recurrent state that one decoded token reads and writes, all of it each time, by node."""
+        return tuple(2 * n for n in state_by_node(self.model.program.state_bytes, self.plan.shares))
+
     def ceiling_tok_s(self, bytes_per_s: float) -> float:
-        """Tokens a second that memory allows if each node reads `bytes_per_s`: the busiest one decides.
+        """Tokens a second that memory allows if each node moves `bytes_per_s`: the busiest one decides.
 
         Node processes that are not placed may share one node's memory, so they count as one.
         """
         if not 0 < bytes_per_s < float("inf"):
             raise UsageError(f"bandwidth: found {bytes_per_s / 1e9:g} GB/s, expected more than 0")
-        return bytes_per_s / (max(self.token_bytes) if self.plan.placed else sum(self.token_bytes))
+        moved = [weights + state for weights, state in zip(self.token_bytes, self.state_bytes, strict=True)]
+        return bytes_per_s / (max(moved) if self.plan.placed else sum(moved))
 
 
 def plan_model(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.engine.embedding import EmbeddingRows
-from strata_jit.errors import UsageError
+from strata_jit.errors import PoolError, UsageError
 from strata_jit.kernels import abi
 from strata_jit.models.language_model import LanguageModel
 from strata_jit.pool.host import Pool
@@ -34,6 +34,9 @@ class Stepper:
         self._logits = logits.reshape(-1, model.logits_stride // 4)
         self._n_ops = len(model.program.ops)
         self._user: object | None = None
+        self._recurrent = model.program.state_bytes > 0
+        self._next: int | None = 0
+        """Position at which the state of recurrent layers stands; None while a step runs."""
         self._lock = threading.Lock()
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
         pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes
@@ -51,7 +54,8 @@ class Stepper:
         """Run tokens at `position`, `position` + 1, ...; logits of the rows `want` (ascending).
 
         Returns float32[len(want), n_vocab], a view that the next step overwrites. UsageError unless the
-        sequence is still `user`'s: its keys and values are another's by now.
+        sequence is still `user`'s: its keys and values are another's by now. PoolError for a position that
+        does not go on from the last step's, in a model with recurrent layers.
         """
         with self._lock:
             if self._user is not user:
@@ -63,6 +67,7 @@ class Stepper:
 
     def _run(self, tokens: Sequence[int], position: int, want: Sequence[int]) -> NDArray[np.float32]:
         n, model, pool = len(tokens), self._model, self._pool
+        self._check_continues(position)
         pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
         rows = pool.rows[:n]
@@ -72,9 +77,20 @@ class Stepper:
         rows[:, abi.ROW_WANT_LOGITS] = 0
         rows[want, abi.ROW_WANT_LOGITS] = 1
         pool.out_rows[: len(want)] = want
+        self._next = None
         pool.run(0, self._n_ops, n, len(want))
+        self._next = position + n
         view: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
         return view
+
+    def _check_continues(self, position: int) -> None:
+        """PoolError for a step that recurrent layers cannot take: they hold the state after one position.
+
+        Position 0 begins the sequence anew, so that nobody has to clear the state.
+        """
+        if self._recurrent and position not in (0, self._next):
+            expected = "0" if self._next is None else f"0 or {self._next}"
+            raise PoolError(f"step at position {position}: the model's recurrent layers expect {expected}")
 
     def prompt(self, user: object, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Run a prompt from position 0, chunk by chunk; logits float32[n_vocab] after its last token."""

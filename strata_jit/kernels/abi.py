@@ -69,6 +69,8 @@ THREAD_KV = 8
 """Address of the node's KV memory."""
 THREAD_CLAIM_LOG = 9
 """Address of the claim log in debug mode, else 0."""
+THREAD_STATE = 10
+"""Address of the node's recurrent state: of it, each thread touches only what it computes."""
 THREAD_PRIVATE = 16
 """First word that only the interpreter and the barrier use."""
 THREAD_WORDS = 64

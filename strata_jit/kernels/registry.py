@@ -19,8 +19,16 @@ from typing import Any
 
 from strata_jit.kernels.abi import KV_BLOCK
 
-KINDS = ("rope", "norm", "linear", "attention", "route", "experts")
+KINDS = ("rope", "norm", "linear", "attention", "delta_net", "route", "experts")
 """Metric classes; a program row carries the index of its op's class."""
+
+GATE_SILU = 0
+GATE_SIGMOID = 1
+"""What a delta net's output is multiplied with: silu(z) or sigmoid(z)."""
+DELTA_COLUMNS = 16
+"""Columns of a delta net's state that are computed together, and lie together: a unit."""
+DELTA_TAPS = 4
+"""Inputs that the convolution of a delta net reads: a token's own and the three before."""
 
 ROPE_NEOX = 0
 """Rotate pairs (i, i + n_rot/2)."""
@@ -53,6 +61,21 @@ _INDEX = (
 )
 """`ratio`: positions of an index block; `n_best`: blocks that a row attends to besides its incomplete one;
 `layer_off`: the place of the layer's index keys in a KV slot; `work_scratch` takes `index_scratch_bytes`."""
+
+
+_DELTA = (
+    "proj:b proj_stride:i q_off:i k_off:i v_off:i z_off:i gate_off:i qk_stride:i vz_stride:i gate_group:i "
+    "n_head_k:i n_head_v:i head_dim:i k_run:i conv:t dt:t a:t history:b history_off:i history_stride:i "
+    "eps:f q_scale:f gates:b"
+)
+"""A row of `proj` holds the projections q, k, v, z and the gates' beta and alpha, float32.
+
+qk_stride: bytes from a q or k head to the next. vz_stride: bytes from the v (or z) heads of one group, of
+n_head_v / n_head_k heads side by side, to the next group's. gate_group: heads whose beta stand side by side,
+their alpha behind. k_run: v heads in a row that read the same k head; v head h reads h // k_run % n_head_k.
+conv: float32[channels][DELTA_TAPS], channels q | k | v. history: float32[DELTA_TAPS][channels] at
+history_off + sequence * history_stride, the input at position p in place p mod DELTA_TAPS.
+gates: float32[row][n_head_v][2], beta and decay, of a step of many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +183,28 @@ _ALL = (
         "head_linear:head_linear",
         _BOTH,
         "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i tmp_scratch:s",
+    ),
+    # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's
+    # rows stand in ascending order and go on from where its last step ended; position 0 begins it anew
+    _op("delta_conv", "delta_net", (None, "delta_conv:delta_conv"), _MANY, _DELTA),
+    # out: float32[row][2][n_head_v * head_dim], the output of the recurrence, then silu(z) or sigmoid(z).
+    # State: float32[unit][head_dim][DELTA_COLUMNS] at state_off + sequence * state_stride. At one row it does
+    # delta_conv's work too. work_scratch: `delta_scratch_bytes`
+    _op(
+        "delta_net",
+        "delta_net",
+        ("delta_net:delta_net_one", "delta_net:delta_net_many"),
+        _BOTH,
+        f"{_DELTA} state_off:i state_stride:i z_mode:i out:b out_stride:i work_scratch:s",
+    ),
+    # RMS norm of each head times the gate behind, then activation planes. tmp_scratch: float32[n_head *
+    # head_dim]
+    _op(
+        "delta_norm",
+        "delta_net",
+        "delta_conv:delta_norm",
+        _MANY,
+        f"out:b out_stride:i n_head:i head_dim:i norm:t eps:f tmp_scratch:s {_ACT}",
     ),
     # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
     # probabilities; ids and weights: the same as rows
@@ -307,3 +352,13 @@ def index_scratch_bytes(n_head: int, head_dim: int, n_rot: int) -> int:
 def index_block_bytes(head_dim: int, ratio: int) -> int:
     """Bytes of a layer's index keys in a KV block: float16 of each position, float32 of each index block."""
     return 2 * head_dim * KV_BLOCK + 4 * head_dim * (KV_BLOCK // ratio)
+
+
+def delta_scratch_bytes(head_dim: int) -> int:
+    """Bytes of `work_scratch` of delta_net: a q and a k head, and the v of a unit."""
+    return 4 * (2 * head_dim + DELTA_COLUMNS)
+
+
+def delta_state_bytes(n_head_v: int, head_dim: int) -> int:
+    """Bytes of the state of one layer and sequence: a float32 matrix for each v head."""
+    return 4 * n_head_v * head_dim * head_dim

@@ -78,11 +78,11 @@ class ProgramBuilder:
         """Whether the file holds the tensor."""
         return name in self.file.tensors
 
-    def vector(self, name: str, n: int) -> int:
-        """Id of a float32 vector of n elements, whole on every node."""
+    def vector(self, name: str, *shape: int) -> int:
+        """Id of a float32 vector, or of a small table of such rows (n_cols, n_rows), whole on every node."""
         info = self.file.tensor(name)
-        if info.shape != (n,):
-            raise self._shape_fault(info, (n,))
+        if info.shape != shape:
+            raise self._shape_fault(info, shape)
         if info.type.name not in ("F32", "F16", "BF16"):
             raise ModelError(
                 f"{self.file.path}: vector {name} has type {info.type.name}, expected F32, F16 or BF16"
@@ -237,9 +237,10 @@ class ProgramBuilder:
         """Ops so far."""
         return len(self._ops)
 
-    def finish(self, kv_bytes: int) -> Program:
+    def finish(self, kv_bytes: int, state_bytes: int = 0) -> Program:
         """The program."""
-        return Program(tuple(self._ops), tuple(self._tensors), tuple(self._buffers), self._scratch, kv_bytes)
+        parts = tuple(self._ops), tuple(self._tensors), tuple(self._buffers)
+        return Program(*parts, self._scratch, kv_bytes, state_bytes)
 
     def check_all_used(self, ignored: Iterable[str] = ()) -> None:
         """ModelError for a tensor that no op reads: leaving it out would change the model's answers."""

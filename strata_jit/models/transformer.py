@@ -111,11 +111,18 @@ class Transformer:
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(
-        self, *, kv_blocks: int, kv_bytes: int, skipped: int | None = None, logit_scale: float = 1.0
+        self,
+        *,
+        kv_blocks: int,
+        kv_bytes: int,
+        state_bytes: int = 0,
+        skipped: int | None = None,
+        logit_scale: float = 1.0,
     ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
         kv_blocks, kv_bytes  as `attention.Attention` has them
+        state_bytes          as `delta_net.DeltaNet` has them
         skipped              buffer id of the int64 that counts choices of experts left out
         """
         h, b = self.h, self.b
@@ -132,7 +139,7 @@ class Transformer:
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
         return LanguageModel(
             arch=h.arch,
-            program=b.finish(kv_bytes),
+            program=b.finish(kv_bytes, state_bytes),
             n_embd=h.n_embd,
             n_vocab=n_vocab,
             n_ctx_train=h.n_ctx_train,

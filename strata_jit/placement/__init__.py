@@ -8,7 +8,7 @@ from strata_jit.placement.options import PlanOptions
 from strata_jit.placement.planner import plan
 from strata_jit.placement.records import NodePlan, Plan, Split, Worker
 from strata_jit.placement.rows import cut_rows
-from strata_jit.placement.sizes import HEADROOM_BYTES, MatrixSize, ModelSizes
+from strata_jit.placement.sizes import HEADROOM_BYTES, MatrixSize, ModelSizes, state_by_node
 
 __all__ = [
     "HEADROOM_BYTES",
@@ -22,4 +22,5 @@ __all__ = [
     "cut_rows",
     "helper_cpus",
     "plan",
+    "state_by_node",
 ]

@@ -36,6 +36,8 @@ class ModelSizes:
     """Tensors that every node holds whole."""
     kv_bytes: int = 0
     """KV memory over all nodes, which share it evenly."""
+    state_bytes: int = 0
+    """State of recurrent layers over all nodes, which share it in proportion to their threads."""
     thread_bytes: int = 0
     """Scratch memory of each thread."""
 
@@ -51,10 +53,16 @@ def with_sizes(nodes: Sequence[NodePlan], sizes: ModelSizes | None) -> list[Node
             rows[i] += matrix.n_expert * (stop - start)
             weights[i] += matrix.n_expert * (stop - start) * matrix.row_bytes
     kv = -(-sizes.kv_bytes // len(nodes))
+    state = state_by_node(sizes.state_bytes, shares)
+    kept = [kv + state[i] + share * sizes.thread_bytes for i, share in enumerate(shares)]
     return [
-        replace(node, rows=rows[i], bytes=weights[i], kv_bytes=kv + node.threads * sizes.thread_bytes)
-        for i, node in enumerate(nodes)
+        replace(node, rows=rows[i], bytes=weights[i], kv_bytes=kept[i]) for i, node in enumerate(nodes)
     ]
+
+
+def state_by_node(n_bytes: int, shares: Sequence[int]) -> list[int]:
+    """Each node's part of the recurrent state, of which every thread computes the same."""
+    return [-(-n_bytes * share // sum(shares)) for share in shares]
 
 
 def with_room(nodes: Sequence[NodePlan], machine: Machine, *, slices: bool = False) -> list[NodePlan]:

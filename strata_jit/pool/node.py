@@ -129,7 +129,9 @@ class Node:
         from strata_jit.pool.loader import ChunkQueue, file_bytes
 
         self.memory = control.allocate(self.arena.nbytes, self.spec.arena, f"strata-arena-{self.own.node}")
-        self.kv = control.allocate(self.spec.program.kv_bytes, self.spec.arena, f"strata-kv-{self.own.node}")
+        program, arena = self.spec.program, self.spec.arena
+        self.kv = control.allocate(program.kv_bytes, arena, f"strata-kv-{self.own.node}")
+        self.state = control.allocate(program.state_bytes, arena, f"strata-state-{self.own.node}")
         self.tensors = tensor_table(self.arena, self.memory.address, self.kernels.dots)
         self.program = ProgramTable(
             self.spec.program, self.kernels.ops, self._buffer_addresses(), address_of(self.tensors)
@@ -235,6 +237,7 @@ class _TeamThread(threading.Thread):
         words[abi.THREAD_SCRATCH] = scratch
         words[abi.THREAD_CLAIM] = base + layout.node(own) + sync_abi.SYNC_CLAIM
         words[abi.THREAD_KV] = node.kv.address
+        words[abi.THREAD_STATE] = node.state.address
         words[abi.THREAD_CLAIM_LOG] = self._claim_log()
         words[sync_abi.PRIVATE_CONTROL] = base + control.STEP
         words[sync_abi.PRIVATE_STOP] = base + control.STOP

@@ -100,6 +100,9 @@ class Program:
     """Private memory of each thread."""
     kv_bytes: int
     """KV memory of each node."""
+    state_bytes: int = 0
+    """State of recurrent layers. Every node has room for all of it, but touches only what its threads
+    compute: their share of the team."""
 
     def __post_init__(self) -> None:
         _check_ids([(tensor.id, tensor.name) for tensor in self.tensors])

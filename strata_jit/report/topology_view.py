@@ -287,7 +287,7 @@ def _plan_lines(found: Inspection, explain: bool) -> Iterator[str]:
 
 def _node_processes(plan: Plan, sized: bool) -> Table:
     """In test mode, whose slices are on no node of their own, the first column numbers these."""
-    sizes = (">rows", ">weights", ">KV and scratch", ">room", "fits") if sized else (">room",)
+    sizes = (">rows", ">weights", ">KV, state, scratch", ">room", "fits") if sized else (">room",)
     table = _table("node" if plan.placed or not plan.split.on else "slice", ">threads", "CPUs", *sizes)
     for node in plan.nodes:
         cpus = "not pinned" if node.cpus is None else format_cpulist(node.cpus)

@@ -130,10 +130,11 @@ def pair(gate, up):
 class Team:
     """`threads[node]` threads in each node."""
 
-    def __init__(self, threads, scratch_bytes=1 << 17, kv_bytes=0):
+    def __init__(self, threads, scratch_bytes=1 << 17, kv_bytes=0, state_bytes=0):
         self.threads = tuple(threads)
         self.claims = [aligned(64).view(np.int64) for _ in threads]
         self.kv = [aligned(kv_bytes) for _ in threads]
+        self.state = [aligned(state_bytes, fill=0xFF) for _ in threads]
         self.members = [(node, i) for node, n in enumerate(threads) for i in range(n)]
         self.scratch = [aligned(scratch_bytes, fill=0xFF) for _ in self.members]
         self.contexts = [self._context(k, *member) for k, member in enumerate(self.members)]
@@ -146,6 +147,7 @@ class Team:
         words[abi.THREAD_SCRATCH] = self.scratch[team_index].ctypes.data
         words[abi.THREAD_CLAIM] = self.claims[node].ctypes.data
         words[abi.THREAD_KV] = self.kv[node].ctypes.data
+        words[abi.THREAD_STATE] = self.state[node].ctypes.data
         return words
 
     def run(self, op, step, *, segments=(), order=None, **args):

@@ -11,6 +11,8 @@ from strata_jit.kernels.vec import load8, store8
 ULP_EXP = 1.0
 ULP_SIGMOID = 3.0
 ULP_SILU = 3.0
+ULP_LOG1P = 2.0
+ULP_SOFTPLUS = 2.5
 SINCOS_ATOL = 1e-15
 EDGES = np.array([0.0, -0.0, 1e-30, -1e-30, 1e-45, 88.7228, -87.33, 0.34657359], np.float32)
 
@@ -88,6 +90,34 @@ def test_silu8_matches_ref():
     x = x[(np.abs(x) > 1e-30) & (x > -80)]
     assert ulps(silu(x), ref.silu(x)).max() <= ULP_SILU
     np.testing.assert_array_equal(silu(np.array([0, -1e30, 1e30], np.float32)), np.float32([0, 0, 1e30]))
+
+
+def test_sigmoid8_and_silu8_match_ref_bit_for_bit():
+    x = np.concatenate([sweep(-110, 110, 100_000), np.float32([np.inf, -1e38, np.nan])])
+    np.testing.assert_array_equal(vectorised(mathx.sigmoid8)(x), ref.sigmoid_f32(x))
+    np.testing.assert_array_equal(vectorised(mathx.silu8)(x), ref.silu_f32(x))
+
+
+def test_log1p8_matches_ref():
+    log1p = vectorised(mathx.log1p8)
+    u = np.concatenate([np.linspace(0, 1, 500_000), np.geomspace(1e-38, 1, 500_000)]).astype(np.float32)
+    assert ulps(log1p(u), ref.log1p(u)).max() <= ULP_LOG1P
+    tiny = np.concatenate([u, np.float32([0, 1e-45, 3e-45, 1e-41, 1])])
+    np.testing.assert_array_equal(log1p(tiny), ref.log1p_f32(tiny))
+    assert ulps(log1p(tiny[-5:]), ref.log1p(tiny[-5:])).max() <= ULP_LOG1P
+
+
+def test_softplus8_matches_ref():
+    softplus = vectorised(mathx.softplus8)
+    x = sweep(-87, 200)
+    assert ulps(softplus(x), ref.softplus(x)).max() <= ULP_SOFTPLUS
+    x = np.concatenate([sweep(-110, 110, 100_000), np.float32([1e30, -1e30])])
+    np.testing.assert_array_equal(softplus(x), ref.softplus_f32(x))
+
+
+def test_softplus8_special_values():
+    x = np.array([-np.inf, -200, np.inf, 3e38, np.nan], np.float32)
+    np.testing.assert_array_equal(vectorised(mathx.softplus8)(x), np.float32([0, 0, np.inf, 3e38, np.nan]))
 
 
 @pytest.mark.parametrize("largest", [1.0, 100.0, 1.6e6])

@@ -23,6 +23,11 @@ def test_rows_and_bytes_follow_the_shares():
     assert [node.kv_bytes for node in nodes] == [GIB + 12 * MIB, GIB + 11 * MIB]
 
 
+def test_recurrent_state_follows_the_threads():
+    nodes = plan(numa(12, 12), replace(SIZES, state_bytes=23 * MIB - 1)).nodes
+    assert [node.kv_bytes for node in nodes] == [GIB + 24 * MIB, GIB + 22 * MIB]
+
+
 def test_without_sizes_only_the_room_is_known():
     planned = plan(numa(12, 12))
     node = planned.nodes[0]
