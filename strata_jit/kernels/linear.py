@@ -1,8 +1,8 @@
 """The op `linear`: activation rows times one or several matrices, to segments of output rows.
 
-Per segment: y = dot; y = y * scale (unless scale is 1); y = y + bias (if any); y = sigmoid(y) (if asked for);
-out = y, or out + y. Owns how the team shares the octets of all segments; the dot products are the kernels of
-the tensors. Rows past the end of a matrix are not stored.
+Per segment: y = dot; y = y + bias (if any); y = y * scale; y = sigmoid(y) (if asked for); out = y, or out + y.
+Owns how the team shares the octets of all segments; the dot products are the kernels of the tensors. Rows past
+the end of a matrix are not stored.
 """
 
 from strata_jit.kernels import abi
@@ -12,7 +12,8 @@ from strata_jit.kernels.mathx import sigmoid8
 from strata_jit.kernels.registry import OPS, arg_index, repeat_index
 from strata_jit.kernels.runs import (
     ONE,
-    add_octet,
+    add_bias,
+    bias_address,
     column_bytes,
     dot_run,
     dots,
@@ -20,9 +21,9 @@ from strata_jit.kernels.runs import (
     n_runs,
     octet_address,
     one_row_run,
+    put_octet,
     rows_from,
     run_octets,
-    store_octet,
 )
 from strata_jit.kernels.scratch import (
     OCTET_BYTES,
@@ -33,7 +34,7 @@ from strata_jit.kernels.scratch import (
     TMP_TILE,
 )
 from strata_jit.kernels.team import claim, first_unit
-from strata_jit.kernels.vec import float_word, load8, load_f32, splat8, store_f32, word
+from strata_jit.kernels.vec import float_word, load8, splat8, word
 
 ARG = arg_index("linear")
 SEG = repeat_index("linear")
@@ -69,32 +70,13 @@ def is_plain(seg, octet, n):
 @inline_kernel
 def finish(seg, octet, n, tile, out):
     """Turn the run's dot products in `tile` into results at `out`, the address of its first column."""
-    tensor, scale, bias = word(seg, SEG.tensor), float_word(seg, SEG.scale), word(seg, SEG.bias)
-    if bias != 0:
-        bias = word(bias, abi.TENSOR_ADDR) + column_bytes(tensor, octet)
+    tensor, scale = word(seg, SEG.tensor), splat8(float_word(seg, SEG.scale))
+    bias = bias_address(word(seg, SEG.bias), 0, tensor, octet)
     for i in range(n):
-        y = load8(tile + OCTET_BYTES * i)
-        rows = rows_from(tensor, octet + i)
-        if scale != ONE:
-            y = y * splat8(scale)
-        if bias != 0:
-            y = y + load_bias(bias + OCTET_BYTES * i, rows, tile + OCTET_BYTES * i)
+        y = add_bias(load8(tile + OCTET_BYTES * i), bias, i) * scale
         if word(seg, SEG.sigmoid) != 0:
             y = sigmoid8(y)
-        if word(seg, SEG.add) != 0:
-            add_octet(out + OCTET_BYTES * i, y, rows)
-        else:
-            store_octet(out + OCTET_BYTES * i, y, rows)
-
-
-@inline_kernel
-def load_bias(address, n_rows, spare):
-    """f32x8 of a bias; where it ends within the octet by way of 32 bytes at `spare`."""
-    if n_rows >= ROW_GROUP:
-        return load8(address)
-    for r in range(n_rows):
-        store_f32(spare + 4 * r, load_f32(address + 4 * r))
-    return load8(spare)
+        put_octet(out + OCTET_BYTES * i, y, word(seg, SEG.add), rows_from(tensor, octet + i))
 
 
 @inline_kernel

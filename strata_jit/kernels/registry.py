@@ -35,11 +35,28 @@ ROPE_NEOX = 0
 ROPE_NORM = 1
 """Rotate pairs (2i, 2i + 1)."""
 
+ROUTE_GIVEN = 0
+"""The host has written ids and weights."""
+ROUTE_SOFTMAX = 1
+"""By softmax over all experts. From here on the numbers of GGUF's `expert_gating_func`."""
+ROUTE_SIGMOID = 2
+"""By the sigmoid of each logit."""
+ROUTE_TOP_SOFTMAX = 3
+"""By the logits; the weights are the softmax over the chosen ones."""
+
+GLU_SWIGLU = 0
+"""silu(gate) * up."""
+GLU_SWIGLU_OAI = 1
+"""gpt-oss: gate at most 7, up within -7 .. 7; gate * sigmoid(1.702 * gate) * (up + 1)."""
+
 _ACT = "act_scratch:s act_shared:b act_stride:i off_f32:i off_q256:i off_q32:i"
 """Where activation rows go: one row in the thread scratch (one-row step) or rows in a shared buffer, and the
 offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels rely on this order."""
 
 _READ_ACT = "act_scratch:s act_shared:b act_stride:i"
+
+_LINEAR = f"{_READ_ACT} count:i tmp_scratch:s n_segments:i"
+_SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f sigmoid:i"
 
 _QKV = (
     "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
@@ -139,16 +156,20 @@ _ALL = (
         _MANY,
         f"x:b x_stride:i weight:t? n:i eps:f gather:i tmp_scratch:s {_ACT}",
     ),
-    # per segment: out = [out +] f(dot(tensor, act) * scale + bias), f being sigmoid if `sigmoid` is 1. count:
+    # per segment: out = [out +] f((dot(tensor, act) + bias) * scale), f being sigmoid if `sigmoid` is 1. count:
     # the step-block word that holds the number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch:
     # `scratch.tmp_scratch_bytes`
+    _op("linear", "linear", ("linear:linear_one", "linear:linear_many"), _BOTH, _LINEAR, repeat=_SEGMENT),
+    # the same, but nothing at one row: for what another op does there on its way
+    _op("linear_rows", "linear", (None, "linear:linear_many"), _MANY, _LINEAR, repeat=_SEGMENT),
+    # activation planes of glu(gate, up) * sigmoid(weight) from float32 rows h: gate and up [n_ff] and the one
+    # weight at byte offsets (weight_off -1: no factor). tmp_scratch: float32[n_ff]
     _op(
+        "glu_quant",
         "linear",
-        "linear",
-        ("linear:linear_one", "linear:linear_many"),
-        _BOTH,
-        f"{_READ_ACT} count:i tmp_scratch:s n_segments:i",
-        repeat="tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f sigmoid:i",
+        "glu:glu_quant",
+        _MANY,
+        f"h:b h_stride:i gate_off:i up_off:i weight_off:i n_ff:i activation:i tmp_scratch:s {_ACT}",
     ),
     # norms and ropes q in place; norms and ropes k, stores k and v in KV blocks (at one row, attention does)
     _op("attn_prepare", "attention", (None, "attn_prepare:attn_prepare"), _MANY, _QKV),
@@ -206,15 +227,16 @@ _ALL = (
         _MANY,
         f"out:b out_stride:i n_head:i head_dim:i norm:t eps:f tmp_scratch:s {_ACT}",
     ),
-    # route_scratch (`scratch.route_scratch_bytes`): int64 ids[n_used], float32 weights[n_used], then room for
-    # probabilities; ids and weights: the same as rows
+    # mode: ROUTE_...; bias: float32[n_expert], added for the selection alone; only the best n_group_used of
+    # n_group groups take part (n_group 1: all). route_scratch (`scratch.route_scratch_bytes`): int64
+    # ids[n_used], float32 weights[n_used], then room for probabilities; ids and weights: the same as rows
     _op(
         "route",
         "route",
         ("router:route_one", "router:route_many"),
         _MANY,
-        "logits:b logits_stride:i n_expert:i n_used:i mode:i norm_w:i w_scale:f "
-        "route_scratch:s ids:b weights:b",
+        "logits:b logits_stride:i n_expert:i n_used:i mode:i bias:t? n_group:i n_group_used:i norm_w:i "
+        "w_scale:f route_scratch:s ids:b weights:b",
     ),
     # lossy, and no part of a program unless asked for: the id of every expert that all rows of the step have
     # at rank `tail_skip` or later becomes -1; weights stay. skipped: int64, entries left out so far
@@ -225,15 +247,16 @@ _ALL = (
         _MANY,
         "n_expert:i n_used:i tail_skip:i route_scratch:s ids:b list_scratch:s skipped:b",
     ),
-    # ff[row * n_used + rank] = silu(gate) * up; an id of -1 is skipped. list_scratch and tmp_scratch, here
-    # and below, have their sizes in `scratch`
+    # ff[row * n_used + rank] = glu(gate + gate_bias, up + up_bias), activation: GLU_...; an id of -1 is
+    # skipped. Biases are float32[n_expert][n_ff]. list_scratch and tmp_scratch, here and below, have their
+    # sizes in `scratch`
     _op(
         "moe_gate_up",
         "experts",
-        ("moe:moe_gate_up_one", "moe:moe_gate_up_many"),
+        ("moe_gate_up:moe_gate_up_one", "moe_gate_up:moe_gate_up_many"),
         _BOTH,
-        f"{_READ_ACT} gate:t gate_off:i up:t up_off:i route_scratch:s ids:b n_expert:i n_used:i "
-        "ff:b ff_stride:i list_scratch:s tmp_scratch:s",
+        f"{_READ_ACT} gate:t gate_off:i gate_bias:t? up:t up_off:i up_bias:t? activation:i route_scratch:s "
+        "ids:b n_expert:i n_used:i ff:b ff_stride:i list_scratch:s tmp_scratch:s",
     ),
     # activation planes of every entry (row, rank); act_scratch holds n_used of them
     _op(
@@ -243,22 +266,24 @@ _ALL = (
         _MANY,
         f"ff:b ff_stride:i n_ff:i n_used:i route_scratch:s ids:b {_ACT}",
     ),
-    # one row: x += sum over ranks of weight * down(ff); many rows: d[row * n_used + rank] = down(ff)
+    # many rows: d[row * n_used + rank] = down(ff) + bias. One row: also what linear_rows and moe_combine do
+    # with many: x = [x +] shared * scale, `shared` the down matrix that reads the planes at shared_act, then
+    # x = [x +] (sum over ranks of weight * d) * scale; after a shared expert it always adds
     _op(
         "moe_down",
         "experts",
-        ("moe:moe_down_one", "moe:moe_down_many"),
+        ("moe_down:moe_down_one", "moe_down:moe_down_many"),
         _BOTH,
-        f"{_READ_ACT} down:t down_off:i route_scratch:s ids:b weights:b n_expert:i n_used:i "
-        "x:b x_stride:i d:b d_stride:i list_scratch:s tmp_scratch:s",
+        f"{_READ_ACT} down:t down_off:i down_bias:t? shared:t? shared_act:s route_scratch:s ids:b weights:b "
+        "n_expert:i n_used:i x:b x_stride:i add:i scale:f d:b d_stride:i list_scratch:s tmp_scratch:s",
     ),
-    # x += sum over ranks of weight * d, in moe_down's order
+    # x = [x +] (sum over ranks of weight * d) * scale, in moe_down's order
     _op(
         "moe_combine",
         "experts",
-        (None, "moe:moe_combine"),
+        (None, "moe_down:moe_combine"),
         _MANY,
-        "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i",
+        "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i add:i scale:f",
     ),
     # first 1: every stream = block; else stream c += 2 * sigmoid(inject[c]) * block. gather 1: only of the
     # rows whose logits are wanted; a single one goes into every thread's scratch

@@ -12,6 +12,7 @@ from strata_jit.kernels._jit import inline_kernel, kernel
 from strata_jit.kernels.abi import ROW_GROUP
 from strata_jit.kernels.scratch import (
     MANY_MIN,
+    OCTET_BYTES,
     RUN_BYTES,
     TMP_ACTS,
     TMP_DOT,
@@ -82,6 +83,23 @@ def octet_address(tensor, expert, octet):
 
 
 @inline_kernel
+def bias_address(bias, expert, tensor, octet):
+    """Address of the float32 biases of the octet's rows; 0 where `bias` is no tensor."""
+    if bias == 0:
+        return 0
+    row = word(bias, abi.TENSOR_ADDR) + 4 * expert * word(bias, abi.TENSOR_N_COLS)
+    return row + column_bytes(tensor, octet)
+
+
+@inline_kernel
+def add_bias(y, bias, i):
+    """y plus the i-th octet of biases at `bias`, if any; behind the last row it may read anything."""
+    if bias != 0:
+        y = y + load8(bias + OCTET_BYTES * i)
+    return y
+
+
+@inline_kernel
 def dot_run(tensor, expert, octet, n, act, out):
     """float32[8n] at `out` = the run's rows times one activation row."""
     w = octet_address(tensor, expert, octet)
@@ -148,3 +166,12 @@ def add_octet(address, value, n_rows):
         store8(address, load8(address) + value)
     else:
         add_tail(address, value, n_rows)
+
+
+@inline_kernel
+def put_octet(address, value, add, n_rows):
+    """`add_octet` or `store_octet`."""
+    if add != 0:
+        add_octet(address, value, n_rows)
+    else:
+        store_octet(address, value, n_rows)

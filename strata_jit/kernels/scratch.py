@@ -52,9 +52,9 @@ def list_scratch_bytes(n_rows: int, n_used: int, n_expert: int) -> int:
 
 
 def route_scratch_bytes(n_expert: int, n_used: int) -> int:
-    """Bytes of `route_scratch`: ids, weights, and room for the probabilities of one row."""
-    n_groups = (n_expert + 7) // 8
-    return probabilities_offset(n_used) + round_up(4 * 9 * n_groups, ALIGN)
+    """Bytes of `route_scratch`: ids, weights, probabilities of one row, keys of experts and of groups."""
+    n_octets = (n_expert + 7) // 8
+    return probabilities_offset(n_used) + round_up(4 * (8 + 9 + 9) * n_octets, ALIGN)
 
 
 def probabilities_offset(n_used: int) -> int:

@@ -24,6 +24,8 @@ from strata_jit.pool.program import Arg, ArgKind, BufferSpec, Op, Program, Tenso
 Count = Literal["rows", "out"]
 Role = Literal["matrix", "vector"]
 LINE = 64
+NONE = -1
+"""No tensor, for an optional field."""
 KINDS = ("F32", "Q256", "Q32")
 """Activation kinds, in the order of their planes in an activation row."""
 
@@ -270,7 +272,7 @@ def _arguments(
     for name, kind in zip(names, kinds, strict=True):
         value = values[name]
         if kind == "t?":
-            # -1 stands for no tensor: the kernel sees address 0
+            # NONE: the kernel sees address 0
             args.append(("i", 0) if value < 0 else ("t", value))
         elif kind == "f":
             args.append(("f", struct.unpack("<f", struct.pack("<f", value))[0]))

@@ -13,7 +13,7 @@ from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models.builder import ProgramBuilder, padded
-from strata_jit.models.experts import ROUTE_GIVEN, Experts
+from strata_jit.models.experts import GIVEN, Experts
 from strata_jit.models.hparams import read_hparams
 from strata_jit.pool.program import Program
 
@@ -80,7 +80,7 @@ def build_expert_layers(
         write = act.write | {f"off_{k.lower()}": -1 for k in act.offsets if k not in wanted}
         source = {"x": x, "x_stride": stride, "weight": -1, "n": h.n_embd, "eps": 0.0, "gather": 0}
         b.op("norm_quant", f"{blk}quantise", source | write | {"tmp_scratch": row})
-        experts.route(f"{blk}route", mode=ROUTE_GIVEN)
+        experts.route(f"{blk}route", GIVEN)
         experts.run(blk, act, gate, up, down, y, stride)
         layers[layer] = (first, b.n_ops - first)
     return ExpertLayers(

@@ -6,13 +6,28 @@ all layers use the same ones.
 
 from __future__ import annotations
 
-from strata_jit.kernels.scratch import list_scratch_bytes, route_scratch_bytes
-from strata_jit.models.builder import Act, ProgramBuilder, padded
+from dataclasses import dataclass
 
-ROUTE_SOFTMAX = 0
-"""Softmax over all experts, then the best n_expert_used."""
-ROUTE_GIVEN = 3
-"""The host has written ids and weights."""
+from strata_jit.kernels.registry import ROUTE_GIVEN
+from strata_jit.kernels.scratch import list_scratch_bytes, route_scratch_bytes
+from strata_jit.models.builder import NONE, Act, ProgramBuilder, padded
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How logits become a choice; see `kernels/router.py`."""
+
+    mode: int
+    """registry.ROUTE_..."""
+    norm_w: bool
+    """Whether the weights are divided by their sum."""
+    w_scale: float = 1.0
+    n_group: int = 1
+    n_group_used: int = 1
+
+
+GIVEN = Router(ROUTE_GIVEN, norm_w=False)
+"""The host's choice."""
 
 
 class Experts:
@@ -45,10 +60,11 @@ class Experts:
         kinds = [k for k, multiple in (("F32", 4), ("Q256", 256), ("Q32", 32)) if n_ff % multiple == 0]
         self.ff_act: Act = b.act("ff_act", n_ff, kinds, entries, rows_one=n_expert_used)
 
-    def route(
-        self, label: str, *, mode: int = ROUTE_SOFTMAX, norm_w: bool = True, w_scale: float = 1.0
-    ) -> None:
-        """From router logits (or given ids and weights) to the experts of each row."""
+    def route(self, label: str, router: Router, bias: int = NONE) -> None:
+        """From router logits (or given ids and weights) to the experts of each row.
+
+        bias  id of the vector that is added for the selection
+        """
         self.b.op(
             "route",
             label,
@@ -57,9 +73,12 @@ class Experts:
                 "logits_stride": self.logits_stride,
                 "n_expert": self.n_expert,
                 "n_used": self.n_used,
-                "mode": mode,
-                "norm_w": int(norm_w),
-                "w_scale": w_scale,
+                "mode": router.mode,
+                "bias": bias,
+                "n_group": router.n_group,
+                "n_group_used": router.n_group_used,
+                "norm_w": int(router.norm_w),
+                "w_scale": router.w_scale,
                 "route_scratch": self.route_scratch,
                 "ids": self.ids,
                 "weights": self.weights,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from strata_jit.errors import ModelError
@@ -15,12 +15,16 @@ FEATURES: dict[str, tuple[object, ...]] = {
     "expert_shared_count": (0,),
     "expert_group_count": (0, 1),
     "leading_dense_block_count": (0,),
+    "embedding_scale": (1.0, 0.0),
+    "residual_scale": (1.0, 0.0),
+    "logit_scale": (1.0, 0.0),
     "attention.sliding_window": (0,),
     "rope.scaling.type": ("none", "linear"),
 }
 """Keys that ask for more than the common transformer has, with the values that ask for nothing.
 
-A family names those that its pieces read; others are refused. Gating 1 is softmax (llama-hparams.h).
+A family names those that its pieces read; others are refused. Gating 1 is softmax (llama-hparams.h); a
+scale of 0 is none.
 """
 
 
@@ -44,7 +48,19 @@ class Hparams:
     rope_base: float
     rope_factor: float
     """Positions are divided by it (linear scaling); 1 = none."""
+    n_layer_dense_lead: int
+    """Layers at the beginning whose feed-forward is dense."""
+    expert_gating_func: int
+    """0 where the file does not say; else 1 softmax, 2 sigmoid, 3 softmax of the chosen."""
+    expert_weights_norm: bool
     expert_weights_scale: float
+    n_expert_groups: int
+    n_group_used: int
+    embedding_scale: float
+    residual_scale: float
+    """Factor of what attention and feed-forward add to the residual stream."""
+    logit_scale: float
+    """Logits are divided by it."""
     attention_scale: float
     """Factor of the scores: 1 / sqrt(head_dim) unless the file says otherwise."""
 
@@ -78,6 +94,14 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
         eps=_in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
         rope_base=_in_range(file, key("rope.freq_base"), 10000.0, 1.0, 1e15),
         rope_factor=_rope_factor(file, arch),
+        n_layer_dense_lead=file.get(key("leading_dense_block_count"), int, 0),
+        expert_gating_func=file.get(key("expert_gating_func"), int, 0),
+        expert_weights_norm=file.get(key("expert_weights_norm"), bool, False),
+        n_expert_groups=file.get(key("expert_group_count"), int, 0) or 1,
+        n_group_used=file.get(key("expert_group_used_count"), int, 0) or 1,
+        embedding_scale=_in_range(file, key("embedding_scale"), 1.0, 0.0, 1e6) or 1.0,
+        residual_scale=_in_range(file, key("residual_scale"), 1.0, 0.0, 1e6) or 1.0,
+        logit_scale=_in_range(file, key("logit_scale"), 1.0, 0.0, 1e6) or 1.0,
         expert_weights_scale=_in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
         attention_scale=_in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
     )
@@ -131,6 +155,23 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise ModelError(f"{found}; strata-jit runs mixture-of-experts models")
     if not 0 < h.n_expert_used <= h.n_expert:
         raise fault("expert_used_count", h.n_expert_used, f"1 to expert_count {h.n_expert}")
+    if not 0 <= h.n_layer_dense_lead < h.n_layer:
+        raise fault("leading_dense_block_count", h.n_layer_dense_lead, f"0 to {h.n_layer - 1}")
+    if h.expert_gating_func not in (0, 1, 2, 3):
+        raise fault("expert_gating_func", h.expert_gating_func, "1, 2 or 3")
+    if h.n_expert_groups != 1:
+        _check_groups(h, fault)
+
+
+def _check_groups(h: Hparams, fault: Callable[[str, object, str], ModelError]) -> None:
+    size, rest = divmod(h.n_expert, max(h.n_expert_groups, 1))
+    if h.n_expert_groups < 0 or rest or size < 2:
+        expected = f"groups of 2 or more of the {h.n_expert} experts, all alike"
+        raise fault("expert_group_count", h.n_expert_groups, expected)
+    least = -(-h.n_expert_used // size)
+    if not least <= h.n_group_used <= h.n_expert_groups:
+        expected = f"{least} to {h.n_expert_groups}, enough for {h.n_expert_used} experts"
+        raise fault("expert_group_used_count", h.n_group_used, expected)
 
 
 def _refuse(file: GGUFFile, arch: str, keys: Collection[str]) -> None:

@@ -11,12 +11,10 @@ from collections.abc import Collection, Sequence
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
+from strata_jit.models.builder import NONE as NONE
 from strata_jit.models.builder import Act, Count, ProgramBuilder, padded
 from strata_jit.models.hparams import Hparams, read_hparams
 from strata_jit.models.language_model import Constant, LanguageModel, StepLimits
-
-NONE = -1
-"""No tensor, for an optional field."""
 
 
 class Transformer:

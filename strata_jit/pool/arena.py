@@ -20,6 +20,8 @@ from strata_jit.pool.files import open_part
 from strata_jit.pool.program import AUTO_F32, Program, TensorSpec
 
 SCAN_BYTES = 4 << 20
+VECTOR_SLACK = 32
+"""Bytes that may be read behind a vector: kernels load whole octets of a bias."""
 DEQUANTISED = "F32"
 """Conversion of rows that were dequantised first."""
 
@@ -61,7 +63,7 @@ def plan_arena(program: Program, row_ranges: Mapping[int, tuple[int, int]]) -> A
             continue
         if tensor.role == "vector":
             placed[tensor.id] = Placed(tensor, end, 0, tensor.n_rows, 0, 0, 0)
-            end += round_up(4 * tensor.n_cols * tensor.n_rows * tensor.n_expert, ALIGN)
+            end += round_up(4 * tensor.n_cols * tensor.n_rows * tensor.n_expert + VECTOR_SLACK, ALIGN)
             continue
         group = [tensor, seconds[tensor.id]] if tensor.id in seconds else [tensor]
         for member in _place_matrices(group, end, row_ranges):

@@ -64,16 +64,18 @@ def even_slices(n_rows, n_nodes):
 
 
 class Vector:
-    """A vector tensor; every node has the whole of it."""
+    """A vector tensor, or with two axes one of each expert; every node has the whole of it."""
 
     def __init__(self, values):
-        self.values = floats(len(values))
-        self.values[:] = values
+        values = np.asarray(values, np.float32)
+        self.n_cols = values.shape[-1]
+        self.values = floats(values.size + abi.ROW_GROUP)
+        self.values[: values.size] = values.ravel()
 
     def record(self, node):
         words = np.zeros(abi.TENSOR_WORDS, np.int64)
         words[abi.TENSOR_ADDR] = self.values.ctypes.data
-        words[abi.TENSOR_N_COLS] = len(self.values)
+        words[abi.TENSOR_N_COLS] = self.n_cols
         return words
 
 

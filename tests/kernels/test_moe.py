@@ -1,5 +1,6 @@
 """The expert ops against their twins; one row against many, over teams, slices and types, bit for bit."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,10 @@ from strata_jit.kernels.grouping import group_entries
 from strata_jit.kernels.ref import moe
 from strata_jit.kernels.ref.activations import KIND_OF_TYPE, quantize_activation
 from strata_jit.kernels.ref.dot import dot
+from strata_jit.kernels.registry import GLU_SWIGLU, GLU_SWIGLU_OAI
 from strata_jit.kernels.scratch import list_scratch_bytes, route_scratch_bytes, tmp_scratch_bytes
-from tests.kernels.harness import Matrix, Step, Team, aligned, even_slices, floats, pair
+from tests.kernels.harness import Matrix, Step, Team, Vector, aligned, even_slices, floats, pair
 
-SILU_RTOL = 1e-6
 OUT_TOLERANCE = 1e-4
 TEAMS = [((1,), "even"), ((4,), "even"), ((2, 1), "even"), ((1, 2, 1), "uneven"), ((2, 3), "uneven")]
 
@@ -54,9 +55,15 @@ class Block:
     gate: Matrix
     up: Matrix
     down: Matrix
+    biases: tuple = (None, None, None)
+    """Of gate, up and down, float32[n_expert, n_rows]."""
+    activation: int = GLU_SWIGLU
+    shared: Matrix | None = None
+    """Down matrix of a shared expert."""
+    shared_weights: np.ndarray | None = None
 
 
-def make_block(rng, n_expert, n_embd, n_ff, types, n_nodes=1, how="even"):
+def make_block(rng, n_expert, n_embd, n_ff, types, n_nodes=1, how="even", n_ff_shared=0, **options):
     shapes = [(n_expert, n_ff, n_embd), (n_expert, n_ff, n_embd), (n_expert, n_embd, n_ff)]
     weights = tuple(file_experts(rng, name, *shape) for name, shape in zip(types, shapes, strict=True))
     gate, up, down = (
@@ -65,14 +72,32 @@ def make_block(rng, n_expert, n_embd, n_ff, types, n_nodes=1, how="even"):
     )
     if types[0] == types[1]:
         pair(gate, up)
-    return Block(n_expert, n_embd, n_ff, weights, gate, up, down)
+    if n_ff_shared:
+        w = file_experts(rng, "Q8_0", n_embd, n_ff_shared)
+        shared = Matrix("Q8_0", w, n_ff_shared, slices_of(n_embd, n_nodes, how))
+        options |= {"shared": shared, "shared_weights": w}
+    return Block(n_expert, n_embd, n_ff, weights, gate, up, down, **options)
+
+
+def make_biases(rng, n_expert, n_embd, n_ff):
+    """Large enough for the limits of gpt-oss's activation to matter."""
+    return tuple(5 * rng.standard_normal((n_expert, n)).astype(np.float32) for n in (n_ff, n_ff, n_embd))
+
+
+def bias_of(block, role):
+    """Argument of an op."""
+    biases = block.biases[role]
+    return 0 if biases is None else Vector(biases)
 
 
 class Run:
-    """Runs gate/up, then down (and combine) for given ids and weights; keeps ff, the twins' inputs and x."""
+    """Runs gate/up, then down (and combine) for given ids and weights; keeps ff, the twins' inputs and x.
 
-    def __init__(self, block, threads, x, ids, weights, order=None):
-        self.block, self.order = block, order
+    `shared_ff`: float32[n_rows, n_ff_shared], inner values of the block's shared expert.
+    """
+
+    def __init__(self, block, threads, x, ids, weights, order=None, scale=1.0, add=1, shared_ff=None):
+        self.block, self.order, self.scale, self.add = block, order, scale, add
         self.n_rows, self.n_used = ids.shape
         self.ids = aligned(8 * ids.size).view(np.int64).reshape(ids.shape)
         self.weights = floats(*ids.shape)
@@ -82,7 +107,11 @@ class Run:
         self.ff = floats(ids.size, (block.n_ff + 7) // 8 * 8)
         self._gate_up(x)
         self.residual = floats(self.n_rows, block.n_embd + 1)
-        self.residual[:, : block.n_embd] = x
+        if add:
+            self.residual[:, : block.n_embd] = x
+        self.shared_rows, self.shared_twins = (None, None)
+        if shared_ff is not None:
+            self.shared_rows, self.shared_twins = planes(block.shared.type_name, shared_ff)
         self._down(np.nan_to_num(self.ff[:, : block.n_ff]))
 
     def _lay_out(self, threads):
@@ -90,7 +119,8 @@ class Run:
         sizes = [tmp_scratch_bytes(), lists, route_scratch_bytes(self.block.n_expert, self.n_used)]
         self.tmp, self.lists, self.route, self.act = np.cumsum([0, *((s + 63) // 64 * 64 for s in sizes)])
         act_bytes = 8 * (self.block.n_embd + self.n_used * self.block.n_ff) + 1024 * self.n_used
-        self.team = Team(threads, scratch_bytes=int(self.act) + act_bytes)
+        self.shared_act = int(self.act) + act_bytes
+        self.team = Team(threads, scratch_bytes=self.shared_act + (1 << 14))
         routed = np.concatenate([self.ids[0].view(np.uint8), self.weights[0].view(np.uint8)])
         for scratch in self.team.scratch:
             scratch[self.route :][: len(routed)] = routed
@@ -119,21 +149,42 @@ class Run:
         up_off = 0 if gate.type_name == up.type_name else gate_rows.shape[1]
         self.team.run(
             "moe_gate_up", self.step, order=self.order, **self._activations(memory), **self._scratch(),
-            gate=gate, gate_off=0, up=up, up_off=up_off, ff=self.ff, ff_stride=self.ff.strides[0],
+            gate=gate, gate_off=0, gate_bias=bias_of(self.block, 0), up=up, up_off=up_off,
+            up_bias=bias_of(self.block, 1), activation=self.block.activation, ff=self.ff,
+            ff_stride=self.ff.strides[0],
         )  # fmt: skip
+
+    def _shared(self, x, x_stride):
+        """The shared expert: in the scratch for `moe_down` at one row, else by `linear_rows`."""
+        shared, rows = self.block.shared, self.shared_rows
+        if rows is None:
+            return 0
+        for scratch in self.team.scratch:
+            scratch[self.shared_act :][: rows.shape[1]] = rows[0]
+        segment = {"tensor": shared, "act_off": 0, "out": x, "out_stride": x_stride, "out_offset": 0,
+                   "add": self.add, "bias": 0, "scale": self.scale}  # fmt: skip
+        self.team.run(
+            "linear_rows", self.step, order=self.order, segments=[segment], act_scratch=0, act_shared=rows,
+            act_stride=rows.shape[1], count=abi.STEP_N_ROWS, tmp_scratch=self.tmp, n_segments=1,
+        )  # fmt: skip
+        return shared
 
     def _down(self, ff):
         memory, self.down_twins = planes(self.block.down.type_name, ff)
         d = floats(self.ids.size, (self.block.n_embd + 7) // 8 * 8)
         x, x_stride = self.residual, self.residual.strides[0]
+        shared = self._shared(x, x_stride)
+        target = {"x": x, "x_stride": x_stride, "scale": self.scale}
         self.team.run(
             "moe_down", self.step, order=self.order, **self._activations(memory), **self._scratch(),
-            down=self.block.down, down_off=0, weights=self.weights, x=x, x_stride=x_stride, d=d,
-            d_stride=d.strides[0],
+            down=self.block.down, down_off=0, down_bias=bias_of(self.block, 2), shared=shared,
+            shared_act=self.shared_act, weights=self.weights, add=self.add, d=d, d_stride=d.strides[0],
+            **target,
         )  # fmt: skip
         self.team.run(
             "moe_combine", self.step, order=self.order, d=d, d_stride=d.strides[0], ids=self.ids,
-            weights=self.weights, n_used=self.n_used, n_embd=self.block.n_embd, x=x, x_stride=x_stride,
+            weights=self.weights, n_used=self.n_used, n_embd=self.block.n_embd,
+            add=int(self.add or shared != 0), **target,
         )  # fmt: skip
 
     @property
@@ -141,9 +192,13 @@ class Run:
         return self.residual[:, : self.block.n_embd]
 
 
+def biased(y, biases, expert):
+    return y if biases is None else y + biases[expert]
+
+
 def check_against_twins(run, x):
-    """ff within the tolerance of silu; everything after it bit for bit."""
-    block = run.block
+    """Everything bit for bit."""
+    block, (gate_b, up_b, down_b) = run.block, run.block.biases
     (gate_w, up_w, down_w), n_used = block.weights, run.n_used
     for row, ids in enumerate(run.ids):
         d = np.zeros((n_used, block.n_embd), np.float32)
@@ -154,10 +209,15 @@ def check_against_twins(run, x):
                 continue
             gates = dot(block.gate.type_name, gate_w[expert], block.n_embd, run.gate_twins[row])
             ups = dot(block.up.type_name, up_w[expert], block.n_embd, run.up_twins[row])
-            ff = run.ff[entry, : block.n_ff]
-            np.testing.assert_allclose(ff, moe.gate_up(gates, ups), rtol=SILU_RTOL)
-            d[rank] = dot(block.down.type_name, down_w[expert], block.n_ff, run.down_twins[entry])
-        np.testing.assert_array_equal(run.out[row], moe.combine(x[row], d, ids, run.weights[row]))
+            expected = moe.glu(block.activation, biased(gates, gate_b, expert), biased(ups, up_b, expert))
+            np.testing.assert_array_equal(run.ff[entry, : block.n_ff], expected)
+            out = dot(block.down.type_name, down_w[expert], block.n_ff, run.down_twins[entry])
+            d[rank] = biased(out, down_b, expert)
+        shared = None
+        if run.shared_twins is not None:
+            shared = dot("Q8_0", block.shared_weights, block.shared.n_cols, run.shared_twins[row])
+        expected = moe.combine(x[row] if run.add else None, d, ids, run.weights[row], run.scale, shared)
+        np.testing.assert_array_equal(run.out[row], expected)
     assert np.isnan(run.residual[:, block.n_embd]).all(), "wrote past the row"
 
 
@@ -177,6 +237,51 @@ def test_experts_match_twins(types, n_rows):
     x, ids, weights = random_step(rng, block, n_rows, 3, hole=0.2)
     run = Run(block, (2, 1), x, ids, weights)
     check_against_twins(run, x)
+
+
+@pytest.mark.parametrize("activation", [GLU_SWIGLU, GLU_SWIGLU_OAI])
+@pytest.mark.parametrize("types", [("F32", "F32", "F32"), ("Q8_0", "F32", "Q8_0")])
+@pytest.mark.parametrize("n_rows", [1, 2, 5])
+def test_experts_with_biases_match_twins(activation, types, n_rows):
+    rng = np.random.default_rng(20)
+    biases = make_biases(rng, 5, 64, 96)
+    block = make_block(rng, 5, 64, 96, types, 3, "uneven", biases=biases, activation=activation)
+    x, ids, weights = random_step(rng, block, n_rows, 3, hole=0.2)
+    check_against_twins(Run(block, (2, 1, 1), x, ids, weights), x)
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_experts_with_biases_of_odd_widths(n_rows):
+    rng = np.random.default_rng(21)
+    biases = make_biases(rng, 3, 20, 12)
+    block = make_block(rng, 3, 20, 12, ("F32",) * 3, biases=biases, activation=GLU_SWIGLU_OAI)
+    x, ids, weights = random_step(rng, block, n_rows, 3)
+    check_against_twins(Run(block, (2,), x, ids, weights), x)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 70])
+@pytest.mark.parametrize("add", [0, 1])
+@pytest.mark.parametrize("n_ff_shared", [0, 32])
+def test_experts_shared_scaled_and_added_or_not(n_rows, add, n_ff_shared):
+    rng = np.random.default_rng(22)
+    block = make_block(rng, 5, 76, 96, ("F32", "F32", "Q8_0"), 2, n_ff_shared=n_ff_shared)
+    x, ids, weights = random_step(rng, block, n_rows, 2, hole=0.3)
+    ff = rng.standard_normal((n_rows, n_ff_shared)).astype(np.float32) if n_ff_shared else None
+    run = Run(block, (2, 1), x, ids, weights, scale=0.22, add=add, shared_ff=ff)
+    check_against_twins(run, x)
+
+
+def test_experts_nan_stays_visible():
+    """In the gate or in the up values, whatever the activation limits."""
+    for activation, role in itertools.product((GLU_SWIGLU, GLU_SWIGLU_OAI), (0, 1)):
+        rng = np.random.default_rng(23)
+        biases = make_biases(rng, 2, 32, 32)
+        biases[role][1, 7] = np.nan
+        block = make_block(rng, 2, 32, 32, ("F32",) * 3, biases=biases, activation=activation)
+        x, ids, weights = random_step(rng, block, 1, 2)
+        run = Run(block, (1,), x, ids, weights)
+        rank = int(np.flatnonzero(ids[0] == 1)[0])
+        assert np.isnan(run.ff[rank]).tolist() == [column == 7 for column in range(32)]
 
 
 def test_experts_match_twins_where_matrices_end_inside_an_octet():

@@ -6,26 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.kernels.ref.fma import fma32
-from strata_jit.kernels.ref.mathx import exp_f32
+from strata_jit.kernels.ref.mathx import sigmoid_f32
 from strata_jit.kernels.ref.norm import rms_norm
 
 F32 = NDArray[np.float32]
-ONE = np.float32(1)
-
-
-def sigmoid(x: F32) -> F32:
-    """1 / (1 + exp(-x)), every operation rounded."""
-    return np.asarray(ONE / (ONE + exp_f32(-x)), np.float32)
-
-
-def silu(x: F32) -> F32:
-    """x / (1 + exp(-x)), every operation rounded."""
-    return np.asarray(x / (ONE + exp_f32(-x)), np.float32)
 
 
 def combine(streams: F32, block: F32, inject: F32) -> F32:
     """[n_stream, n]: fma(2 * sigmoid(inject[c]), block, streams[c]); block [n], inject [n_stream]."""
-    factor = np.float32(2) * sigmoid(inject)
+    factor = np.float32(2) * sigmoid_f32(inject)
     return fma32(factor[:, None], block, streams)
 
 

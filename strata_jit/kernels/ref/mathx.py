@@ -36,6 +36,18 @@ def exp_f32(x: F32) -> F32:
         return np.ldexp(y, np.where(np.isnan(k), 0, k).astype(np.int32))
 
 
+def sigmoid_f32(x: F32) -> F32:
+    """1 / (1 + e**-x) bit by bit as the kernel."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.float32(1) / (np.float32(1) + exp_f32(-x)))
+
+
+def silu_f32(x: F32) -> F32:
+    """x / (1 + e**-x) bit by bit as the kernel."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x / (np.float32(1) + exp_f32(-x)))
+
+
 def sigmoid(x: F32) -> F64:
     """1 / (1 + e**-x)."""
     return 1 / (1 + exp(-x))
@@ -44,17 +56,6 @@ def sigmoid(x: F32) -> F64:
 def silu(x: F32) -> F64:
     """x / (1 + e**-x)."""
     return x * sigmoid(x)
-
-
-def sigmoid_f32(x: F32) -> F32:
-    """1 / (1 + e**-x) bit by bit as the kernel."""
-    return np.asarray(np.float32(1) / (np.float32(1) + exp_f32(-x)))
-
-
-def silu_f32(x: F32) -> F32:
-    """x / (1 + e**-x) bit by bit as the kernel."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(x / (np.float32(1) + exp_f32(-x)))
 
 
 def log1p(u: F32) -> F64:

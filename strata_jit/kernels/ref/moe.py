@@ -6,25 +6,37 @@ import numpy as np
 
 from strata_jit.kernels.ref.blocks import Array
 from strata_jit.kernels.ref.fma import fma32
-from strata_jit.kernels.ref.mathx import silu
+from strata_jit.kernels.ref.mathx import exp_f32, silu_f32
+from strata_jit.kernels.registry import GLU_SWIGLU
 
 
-def gate_up(gate: Array, up: Array) -> Array:
-    """float64 silu(gate) * up of float32 dot products of any shape."""
-    return np.asarray(silu(gate) * up.astype(np.float64))
+def glu(activation: int, gate: Array, up: Array) -> Array:
+    """float32 of any shape, bit by bit as the kernels: silu(gate) * up, or gpt-oss's activation."""
+    limit, one = np.float32(7), np.float32(1)
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if activation == GLU_SWIGLU:
+            return silu_f32(gate) * up
+        return np.asarray((g / (one + exp_f32(-(np.float32(1.702) * g)))) * (u + one))
 
 
-def combine(x: Array, d: Array, ids: Array, weights: Array) -> Array:
-    """float32[n_embd]: x + y, where y = fma(weights[rank], d[rank], y) from 0 over the ranks, ascending.
+def combine(
+    x: Array | None, d: Array, ids: Array, weights: Array, scale: float = 1, shared: Array | None = None
+) -> Array:
+    """float32[n_embd]: x + shared * scale + y * scale; y = 0, then y = fma(weights[r], d[r], y) by rank r.
 
-    x float32[n_embd]; d float32[n_used, n_embd], an expert's output per rank; ranks with a negative id are
-    left out. Exact: what the ops must give bit for bit.
+    x float32[n_embd], None for nothing to add to; d float32[n_used, n_embd], an expert's output per rank;
+    ranks with a negative id are left out; shared float32[n_embd], the shared expert's output.
     """
-    y = np.zeros_like(x)
+    y = np.zeros(d.shape[1], np.float32)
     for rank, expert in enumerate(ids):
         if expert >= 0:
             y = fma32(weights[rank], d[rank], y)
-    return np.asarray(x + y)
+    for term in (shared, y):
+        if term is not None:
+            scaled = term * np.float32(scale)
+            x = scaled if x is None else x + scaled
+    return np.asarray(x)
 
 
 def experts(x: Array, gate: Array, up: Array, down: Array, ids: Array, weights: Array) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.kernels.ref.fma import fma32
-from strata_jit.kernels.ref.hyper import sigmoid, silu
+from strata_jit.kernels.ref.mathx import sigmoid_f32, silu_f32
 from strata_jit.kernels.ref.norm import rms_norm, sum_lanes
 
 F32 = NDArray[np.float32]
@@ -24,7 +24,7 @@ def gate(streams: F32, key: F32, key_norm: F32, query_norm: F32, eps: float) -> 
     """[n_stream]: sigmoid(sign(s) * sqrt(max(|s|, 1e-6))), s from normed keys and streams [n_stream, n]."""
     n = np.float32(streams.shape[-1])
     s = dot_lanes(rms_norm(key, key_norm, eps), rms_norm(streams, query_norm, eps)) / np.sqrt(n)
-    return sigmoid(np.sign(s) * np.sqrt(np.maximum(np.abs(s), np.float32(1e-6))))
+    return sigmoid_f32(np.sign(s) * np.sqrt(np.maximum(np.abs(s), np.float32(1e-6))))
 
 
 def gated(value: F32, gates: F32, conv_norm: F32, eps: float) -> tuple[F32, F32]:
@@ -41,4 +41,4 @@ def conv(normed: F32, weight: F32, dilation: int) -> F32:
         back = (n_tap - 1 - tap) * dilation
         if back < len(normed):
             out[back:] = fma32(weight[:, tap], normed[: len(normed) - back], out[back:])
-    return silu(out)
+    return silu_f32(out)
