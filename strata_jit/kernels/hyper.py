@@ -149,7 +149,7 @@ def hc_low(control, args, thread):
 
 @op
 def hc_mix(control, args, thread):
-    """What a block reads: the mean of the gated streams, as activations. Clears what its output is added to."""
+    """What a block reads: the mean of the gated streams, as activations. Clears what it adds its output to."""
     n_rows, n = word(control, word(args, MIX.count)), word(args, MIX.n)
     temporary = word(thread, THREAD_SCRATCH) + word(args, MIX.tmp_scratch)
     first, step = team_rows(thread, n_rows)

@@ -1,8 +1,8 @@
 """The op `linear`: activation rows times one or several matrices, to segments of output rows.
 
-Per segment: y = dot; y = y + bias (if any); y = y * scale; y = sigmoid(y) (if asked for); out = y, or out + y.
-Owns how the team shares the octets of all segments; the dot products are the kernels of the tensors. Rows past
-the end of a matrix are not stored.
+Per segment: y = dot; y = y + bias (if any); y = y * scale; y = sigmoid(y) (if asked for); out = y, or
+out + y. Owns how the team shares the octets of all segments; the dot products are the kernels of the tensors.
+Rows past the end of a matrix are not stored.
 """
 
 from strata_jit.kernels import abi

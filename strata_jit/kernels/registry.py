@@ -156,8 +156,8 @@ _ALL = (
         _MANY,
         f"x:b x_stride:i weight:t? n:i eps:f gather:i tmp_scratch:s {_ACT}",
     ),
-    # per segment: out = [out +] f((dot(tensor, act) + bias) * scale), f being sigmoid if `sigmoid` is 1. count:
-    # the step-block word that holds the number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch:
+    # per segment: out = [out +] f((dot(tensor, act) + bias) * scale), f being sigmoid if `sigmoid` is 1.
+    # count: the step-block word that holds the number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch:
     # `scratch.tmp_scratch_bytes`
     _op("linear", "linear", ("linear:linear_one", "linear:linear_many"), _BOTH, _LINEAR, repeat=_SEGMENT),
     # the same, but nothing at one row: for what another op does there on its way
@@ -298,8 +298,8 @@ _ALL = (
     _op("hc_norm", "norm", "hyper:hc_norm", _MANY, f"{_STREAMS} weight:t eps:f gather:i {_ACT}"),
     # activation planes of silu(low), float32[n]; count as in `linear`
     _op("hc_low", "norm", "hyper:hc_low", _MANY, f"low:b low_stride:i n:i count:i tmp_scratch:s {_ACT}"),
-    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote. clear 1:
-    # block, which `hc_combine` has read, becomes 0, for the next block's output to be added
+    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote. clear
+    # 1: block, which `hc_combine` has read, becomes 0, for the next block's output to be added
     _op(
         "hc_mix",
         "norm",

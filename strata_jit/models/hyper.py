@@ -1,9 +1,9 @@
 """Hyper-connections in place of the residual stream: what blocks read, and where their output goes.
 
-For the pieces nothing changes: they call `norm` for their input and add their output to `x`. Here `norm` first
-takes the last block's output out of `x` into the streams, then mixes the streams into the activation row; `x`
-is 0 again when the next block adds to it. Arithmetic: `kernels/hyper.py`. Tensors, per block: hc_attn_* and
-hc_ffn_*, at the end output_hc_*.
+For the pieces nothing changes: they call `norm` for their input and add their output to `x`. Here `norm`
+first takes the last block's output out of `x` into the streams, then mixes the streams into the activation
+row; `x` is 0 again when the next block adds to it. Arithmetic: `kernels/hyper.py`. Tensors, per block:
+hc_attn_* and hc_ffn_*, at the end output_hc_*.
 """
 
 from __future__ import annotations
