@@ -20,7 +20,14 @@ from strata_jit.kernels.abi import (
     THREAD_NODE,
     THREAD_SCRATCH,
 )
-from strata_jit.kernels.attn_prepare import group_size, head_at, key_scale, prepare_heads, query_scale, store_head
+from strata_jit.kernels.attn_prepare import (
+    group_size,
+    key_scale,
+    prepare_heads,
+    query_at,
+    query_scale,
+    store_head,
+)
 from strata_jit.kernels.kv import (
     HALF_BYTES,
     KEY_OCTET,
@@ -70,11 +77,11 @@ def _store_scores(score, scale, n_hidden, n_visible, to):
 
 
 @inline_kernel
-def _scores(q, group, first, head_dim, keys, n_hidden, n_visible, scale, scores):
+def _scores(q, q_stride, group, first, head_dim, keys, n_hidden, n_visible, scale, scores):
     """Scores of query heads first .. first+3 at the 16 positions at `keys`; `scores` is those of head 0."""
-    last, row = group - 1, 4 * head_dim
+    last = group - 1
     h0, h1, h2, h3 = first, min(first + 1, last), min(first + 2, last), min(first + 3, last)
-    q0, q1, q2, q3 = q + row * h0, q + row * h1, q + row * h2, q + row * h3
+    q0, q1, q2, q3 = q + q_stride * h0, q + q_stride * h1, q + q_stride * h2, q + q_stride * h3
     s0, s1 = scores + h0 * SCORE_BYTES, scores + h1 * SCORE_BYTES
     s2, s3 = scores + h2 * SCORE_BYTES, scores + h3 * SCORE_BYTES
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat8(ZERO)
@@ -182,18 +189,18 @@ def _tile_outputs(p, group, value_dim, values, n, o, o_stride):
 
 
 @glue
-def attend_block(q, group, head_dim, value_dim, head, start, stop, scale, scores, partial, stride):
+def attend_block(q, q_stride, group, head_dim, value_dim, head, start, stop, scale, scores, partial, stride):
     """Partial results of the query heads at `q` over positions start .. stop-1 of the block at `head`.
 
-    q: float32[group][head_dim]; scores: scratch float32[group][256]; partial: of the first query head,
-    `stride` bytes to the next.
+    q: float32[head_dim] of each head, `q_stride` bytes to the next; scores: scratch float32[group][256];
+    partial: of the first query head, `stride` bytes to the next.
     """
     first_octet, n_octets = start // (2 * KEY_OCTET) * 2, (stop + KEY_OCTET - 1) // KEY_OCTET
     for octet in range(first_octet, n_octets, 2):
         place = octet * KEY_OCTET
         keys, to = head + HALF_BYTES * place * head_dim, scores + 4 * place
         for first in range(0, group, TILE_HEADS):
-            _scores(q, group, first, head_dim, keys, start - place, stop - place, scale, to)
+            _scores(q, q_stride, group, first, head_dim, keys, start - place, stop - place, scale, to)
     for h in range(group):
         to = partial + h * stride
         _softmax(scores + h * SCORE_BYTES, first_octet, n_octets, to)
@@ -219,19 +226,19 @@ def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
     stop = min(position - block * KV_BLOCK + 1, KV_BLOCK)
     head = head_block(control, args, thread, row, block, kv_head)
     key = word(thread, THREAD_SCRATCH) + word(args, A.work_scratch)
-    queries = head_at(args, row, word(args, A.q_off), query_head)
+    queries, q_stride = query_at(args, row, query_head), word(args, A.q_stride)
     if n_rows == 1 and word(args, A.prepared) == 0:
         n_keys = 1 if block == position // KV_BLOCK else 0
-        queries = key + 4 * head_dim
+        queries, q_stride = key + 4 * head_dim, 4 * head_dim
         q_joint, k_joint = query_scale(args, row), key_scale(args, row)
-        prepare_heads(args, row, query_head, n, queries, q_joint, kv_head, n_keys, key, k_joint)
+        prepare_heads(args, row, query_head, n, queries, q_stride, q_joint, kv_head, n_keys, key, k_joint)
         if n_keys != 0:
             store_head(control, args, thread, row, kv_head, key)
     scores, scale = key + 4 * (group_size(args) + 1) * head_dim, float_word(args, A.scale)
     stride = word(args, A.partial_blocks) * partial_bytes(value_dim)
     partial = word(args, A.partial) + (row * word(args, A.n_head) + query_head) * stride
     partial += block * partial_bytes(value_dim)
-    attend_block(queries, n, head_dim, value_dim, head, start, stop, scale, scores, partial, stride)
+    attend_block(queries, q_stride, n, head_dim, value_dim, head, start, stop, scale, scores, partial, stride)
 
 
 @glue

@@ -2,7 +2,8 @@
 
 Owns the order of the merge: blocks ascending whatever node they come from. The first is taken as it is; then
 M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L*a), O = fma(o, b, O*a). A head's sink, a
-score that has no value, comes last: L = L*a + b, O = O*a. The result is O / L.
+score that has no value, comes last: L = L*a + b, O = O*a. The result is O / L, times sigmoid(gate) where the
+query projection brings a gate for each element.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from strata_jit.kernels._jit import glue, inline_kernel, op
 from strata_jit.kernels.abi import KV_BLOCK, STEP_N_ROWS, THREAD_SCRATCH, THREAD_TEAM_INDEX, THREAD_TEAM_SIZE
 from strata_jit.kernels.attention import PARTIAL_HEADER, partial_bytes
 from strata_jit.kernels.kv import first_visible, row_position
-from strata_jit.kernels.mathx import exp8
+from strata_jit.kernels.mathx import exp8, sigmoid8
 from strata_jit.kernels.norm import vector_address
 from strata_jit.kernels.quantise import act_row, float_plane, quantise_row
 from strata_jit.kernels.registry import arg_index
@@ -63,6 +64,16 @@ def merge_head(partial, n_blocks, value_dim, sink, out):
 
 
 @glue
+def apply_gate(args, row, head, out):
+    """Multiply a merged head by the sigmoid of its gate, if it has one."""
+    if word(args, A.gate_off) >= 0:
+        gate = word(args, A.gate) + row * word(args, A.gate_row)
+        gate += word(args, A.gate_off) + head * word(args, A.gate_head)
+        for d in range(0, 4 * word(args, A.value_dim), 32):
+            store8(out + d, load8(out + d) * sigmoid8(load8(gate + d)))
+
+
+@glue
 def sink_of(sinks, head):
     """Address of a head's sink; 0 where there are none."""
     return sinks + 4 * head if sinks != 0 else 0
@@ -93,6 +104,7 @@ def attn_merge(control, args, thread):
         for h in range(n_head):
             partial, n_blocks = head_partials(control, args, row, h)
             merge_head(partial, n_blocks, value_dim, sink_of(sinks, h), out + 4 * h * value_dim)
+            apply_gate(args, row, h, out + 4 * h * value_dim)
         quantise_row(out, n_head * value_dim, dst, args, A.act_scratch)
 
 
@@ -110,4 +122,5 @@ def attn_merge_heads(control, args, thread):
         out = float_plane(dst, args, A.act_scratch, temporary)
         partial, n_blocks = head_partials(control, args, row, head)
         merge_head(partial, n_blocks, value_dim, sink_of(sinks, head), out)
+        apply_gate(args, row, head, out)
         quantise_row(out, value_dim, dst, args, A.act_scratch)

@@ -66,10 +66,17 @@ def group_size(args):
 
 
 @glue
-def head_at(args, row, offset, head):
-    """Address of head number `head` of the row's q or k, whichever starts at `offset`."""
-    offset += row * word(args, QKV.qkv_stride) + 4 * head * word(args, QKV.head_dim)
-    return word(args, QKV.qkv) + offset
+def query_at(args, row, head):
+    """Address of head number `head` of the row's q."""
+    offset = word(args, QKV.q_off) + head * word(args, QKV.q_stride)
+    return word(args, QKV.qkv) + row * word(args, QKV.qkv_stride) + offset
+
+
+@glue
+def key_at(args, row, head):
+    """Address of head number `head` of the row's k."""
+    offset = word(args, QKV.k_off) + 4 * head * word(args, QKV.head_dim)
+    return word(args, QKV.qkv) + row * word(args, QKV.qkv_stride) + offset
 
 
 @glue
@@ -85,27 +92,27 @@ def store_head(control, args, thread, row, kv_head, key):
 @glue
 def query_scale(args, row):
     """`joint_scale` of a row's query heads, which must not have been normed yet."""
-    return joint_scale(args, word(args, QKV.q_norm), head_at(args, row, word(args, QKV.q_off), 0))
+    return joint_scale(args, word(args, QKV.q_norm), query_at(args, row, 0))
 
 
 @glue
 def key_scale(args, row):
     """`joint_scale` of a row's key heads."""
-    return joint_scale(args, word(args, QKV.k_norm), head_at(args, row, word(args, QKV.k_off), 0))
+    return joint_scale(args, word(args, QKV.k_norm), key_at(args, row, 0))
 
 
 @glue
-def prepare_heads(args, row, head, n, queries, q_joint, kv_head, n_keys, key, k_joint):
-    """`prepare_head` for n query heads from number `head` on, into float32[n][head_dim] at `queries`, and for
-    n_keys (0 or 1) key heads, number `kv_head`, into `key`. q_joint, k_joint: scales of the row."""
+def prepare_heads(args, row, head, n, queries, queries_stride, q_joint, kv_head, n_keys, key, k_joint):
+    """`prepare_head` for n query heads from number `head` on, to `queries` and every `queries_stride` bytes,
+    and for n_keys (0 or 1) key heads, number `kv_head`, into `key`. q_joint, k_joint: scales of the row."""
     for i in range(n + n_keys):
         if i < n:
-            number, offset, norm, joint = head + i, word(args, QKV.q_off), word(args, QKV.q_norm), q_joint
-            out = queries + 4 * i * word(args, QKV.head_dim)
+            number, norm, joint = head + i, word(args, QKV.q_norm), q_joint
+            x, out = query_at(args, row, number), queries + i * queries_stride
         else:
-            number, offset, norm, joint = kv_head, word(args, QKV.k_off), word(args, QKV.k_norm), k_joint
-            out = key
-        prepare_head(args, row, head_at(args, row, offset, number), norm, number, joint, out)
+            number, norm, joint = kv_head, word(args, QKV.k_norm), k_joint
+            x, out = key_at(args, row, number), key
+        prepare_head(args, row, x, norm, number, joint, out)
 
 
 @op
@@ -129,8 +136,9 @@ def attn_prepare(control, args, thread):
         has_key = unit % word(thread, THREAD_N_THREADS) == word(thread, THREAD_INDEX)
         has_key = has_key and block % word(thread, THREAD_N_NODES) == word(thread, THREAD_NODE)
         n_queries, n_keys = group if has_queries else 0, 1 if has_key else 0
-        queries = head_at(args, row, word(args, QKV.q_off), kv_head * group)
+        queries, q_stride = query_at(args, row, kv_head * group), word(args, QKV.q_stride)
         k_joint = key_scale(args, row) if has_key else ONE
-        prepare_heads(args, row, kv_head * group, n_queries, queries, q_joint, kv_head, n_keys, key, k_joint)
+        head = kv_head * group
+        prepare_heads(args, row, head, n_queries, queries, q_stride, q_joint, kv_head, n_keys, key, k_joint)
         if has_key:
             store_head(control, args, thread, row, kv_head, key)

@@ -1,138 +1,20 @@
-"""How the blocks of each quantised type turn into integers: emitted LLVM code, one function a type.
+"""How the blocks of the quantised types turn into integers: emitted LLVM code, the same for all types.
 
 Owns the reading of octet payloads (`kernels/layout.py` has the byte layout) for one block of 8 rows: the
 exact integer block sums against int8 activations, and the unpacking into scaled int16 for many tokens.
-Knows no loop over blocks, no float and no instruction set: see `kernels/dot.py` and `kernels/isa/`.
+Knows no loop over blocks, no float and no instruction set: see `kernels/dot.py` and `kernels/isa/`. What
+types differ in stands in `kernels/weights.py`.
 
-Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in bytes 4r .. 4r+3); a sub-block
-is 32 columns, V_0 .. V_7. Activations `pairs`: per 32 columns 32 bytes a, then 32 bytes |a|.
+Words: V as there. Activations `pairs`: per 32 columns 32 bytes a, then 32 bytes |a|; `sums`: int16 sums of a
+over 16 columns, of a 256-column block in the order 0 2 1 3 of each four.
 """
-
-from dataclasses import dataclass
 
 from llvmlite import ir
 from numba.core import cgutils
 
 from strata_jit.kernels.isa.portable import V8I32, V16I16, V32I8
-from strata_jit.kernels.layout import STORE_TYPES, StoreType
-from strata_jit.kernels.vec import I32, I64, const, load_as, splat, store_as
-
-KVALUES_IQ4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""Code book of IQ4_NL and IQ4_XS; ggml-common.h, kvalues_iq4nl."""
-
-SUB = 32
-"""Columns of a sub-block."""
-QUADS = 8
-"""Vectors V of a sub-block, 4 columns each."""
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """What the dot kernels must know of a type beyond its sizes; bytes are those of an octet."""
-
-    store: StoreType
-    scale_columns: int
-    """Columns that share an integer sub-scale; 0 = no sub-scales."""
-    scales: int
-    """Bytes of sub-scales at the start of the payload."""
-    sub_bytes: int
-    """Payload bytes of a sub-block after scales and mins."""
-    pairs: str = "pairs_signed"
-    """Method of the instruction set that multiplies these weights with activations."""
-    group: int = 1
-    """Vectors V whose int16 pair sums may be added before widening: group * 2 * max|w| * 127 < 2**15."""
-
-    @property
-    def has_min(self):
-        """Whether a min term is subtracted (Q4_K, Q5_K)."""
-        return self.store.header_bytes == 32
-
-    @property
-    def n_sub(self):
-        """Sub-blocks of a block."""
-        return self.store.block_cols // SUB
-
-    @property
-    def sub_blocks_per_scales(self):
-        """Sub-blocks that one vector of scales (4 a row) serves."""
-        return min(self.n_sub, 4 * self.scale_columns // SUB) if self.scale_columns else self.n_sub
-
-    @property
-    def codes(self):
-        """Offset of the first sub-block's codes in the payload."""
-        return self.scales + (64 if self.has_min else 0)
-
-
-FORMATS = {
-    "IQ4_XS": BlockFormat(STORE_TYPES["IQ4_XS"], 32, 64, 128),
-    "IQ4_NL": BlockFormat(STORE_TYPES["IQ4_NL"], 0, 0, 128),
-    "Q8_0": BlockFormat(STORE_TYPES["Q8_0"], 0, 0, 256, pairs="pairs_wide"),
-    "Q4_K": BlockFormat(STORE_TYPES["Q4_K"], 32, 64, 128, pairs="pairs_unsigned", group=8),
-    "Q5_K": BlockFormat(STORE_TYPES["Q5_K"], 32, 64, 160, pairs="pairs_unsigned", group=4),
-    "Q6_K": BlockFormat(STORE_TYPES["Q6_K"], 16, 128, 192, group=4),
-}
-
-
-# --- weights of a sub-block ---------------------------------------------------------------------------
-
-
-def _nibbles(b, address, offset):
-    """Low and high nibbles of the 32 bytes at address + offset."""
-    packed = load_as(b, address, V32I8, offset)
-    mask = const(V32I8, 0x0F)
-    shifted = b.bitcast(b.lshr(b.bitcast(packed, V16I16), const(V16I16, 4)), V32I8)
-    return b.and_(packed, mask), b.and_(shifted, mask)
-
-
-def _codes(b, address, offset):
-    """The eight raw 4-bit code vectors of a sub-block."""
-    return [v for i in range(QUADS // 2) for v in _nibbles(b, address, offset + 32 * i)]
-
-
-def _bit_field(b, packed, low_bit, width, place):
-    """Bits low_bit .. low_bit+width-1 of each byte, moved to bit `place`."""
-    lanes, shift = b.bitcast(packed, V16I16), place - low_bit
-    if shift > 0:
-        lanes = b.shl(lanes, const(V16I16, shift))
-    elif shift < 0:
-        lanes = b.lshr(lanes, const(V16I16, -shift))
-    return b.and_(b.bitcast(lanes, V32I8), const(V32I8, ((1 << width) - 1) << place))
-
-
-def _weights_iq4(b, isa, address, offset):
-    return [isa.lookup16(b, KVALUES_IQ4NL, code) for code in _codes(b, address, offset)]
-
-
-def _weights_q8_0(b, isa, address, offset):
-    return [load_as(b, address, V32I8, offset + 32 * i) for i in range(QUADS)]
-
-
-def _weights_q4_k(b, isa, address, offset):
-    return _codes(b, address, offset)
-
-
-def _weights_q5_k(b, isa, address, offset):
-    high = load_as(b, address, V32I8, offset + 128)
-    return [b.or_(code, _bit_field(b, high, i, 1, 4)) for i, code in enumerate(_codes(b, address, offset))]
-
-
-def _weights_q6_k(b, isa, address, offset):
-    highs = [load_as(b, address, V32I8, offset + 128 + 32 * h) for h in range(2)]
-    return [
-        b.sub(b.or_(code, _bit_field(b, highs[i // 4], 2 * (i % 4), 2, 4)), const(V32I8, 32))
-        for i, code in enumerate(_codes(b, address, offset))
-    ]
-
-
-_WEIGHTS = {
-    "IQ4_XS": _weights_iq4,
-    "IQ4_NL": _weights_iq4,
-    "Q8_0": _weights_q8_0,
-    "Q4_K": _weights_q4_k,
-    "Q5_K": _weights_q5_k,
-    "Q6_K": _weights_q6_k,
-}
-
+from strata_jit.kernels.vec import I32, I64, const, load_as, shuffle, splat, store_as
+from strata_jit.kernels.weights import FORMATS, QUADS, SUB, emit_weights
 
 # --- one token: block sums --------------------------------------------------------------------------------
 
@@ -165,12 +47,17 @@ def _sub_scales(b, isa, fmt, scales, i):
         return [const(V16I16, 1)] * QUADS
     per_sub = SUB // fmt.scale_columns
     source = load_as(b, scales, V32I8)
+    if fmt.packed_mins:
+        source = b.and_(source, const(V32I8, 0x0F))
     parts = [isa.scale16(b, source, i * per_sub + k) for k in range(per_sub)]
     return [part for part in parts for _ in range(QUADS // per_sub)]
 
 
 def emit_block_sum(b, isa, name, payload, pairs):
-    """sum_j scale_j * sum(w*a) of one block, exact: <8 x i32>, one row a lane."""
+    """sum_j scale_j * sum((w + offset) * a) of one block, exact: <8 x i32>, one row a lane.
+
+    The format's offset is for `emit_offset_sum` to take off.
+    """
     fmt = FORMATS[name]
     total = cgutils.alloca_once(b, V8I32)
     b.store(const(V8I32, 0), total)
@@ -178,7 +65,7 @@ def emit_block_sum(b, isa, name, payload, pairs):
     def group(scales, codes, first_sub):
         act = b.add(pairs, b.mul(first_sub, ir.Constant(I64, 2 * SUB)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = _WEIGHTS[name](b, isa, codes, fmt.sub_bytes * i)
+            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
             part = _sub_block_sum(b, isa, fmt, weights, _sub_scales(b, isa, fmt, scales, i), act, 2 * SUB * i)
             b.store(b.add(b.load(total), part), total)
 
@@ -202,28 +89,58 @@ def _sub_block_sum(b, isa, fmt, weights, scales, act, offset):
     return total
 
 
+def emit_offset_sum(b, isa, fmt, payload, sums):
+    """What `emit_block_sum` is too large by: offset * sum_j scale_j * sum(a), exact: <8 x i32>."""
+    if not fmt.scale_columns:
+        return emit_min_sum(b, isa, fmt, [const(V16I16, fmt.offset)], sums)
+    scales = [load_as(b, payload, V32I8, at) for at in range(0, fmt.scales, 32)]
+    total = emit_min_sum(b, isa, fmt, _byte_pairs(b, fmt, scales), sums)
+    return b.mul(total, const(V8I32, fmt.offset))
+
+
 def emit_min_pairs(b, payload, fmt):
-    """Mins of a Q4_K/Q5_K superblock as four <16 x i16>: lane r of number q holds (m_2q, m_2q+1) of row r."""
-    pairs = []
-    for h in range(2):
-        lanes = b.bitcast(load_as(b, payload, V32I8, fmt.scales + 32 * h), V8I32)
-        for q in range(2):
-            low = b.and_(b.lshr(lanes, const(V8I32, 16 * q)), const(V8I32, 0xFF))
-            high = b.and_(
-                b.shl(lanes, const(V8I32, 8 - 16 * q)) if q == 0 else b.lshr(lanes, const(V8I32, 8)),
-                const(V8I32, 0xFF0000),
-            )
-            pairs.append(b.bitcast(b.or_(low, high), V16I16))
+    """Mins of a block in the <16 x i16> that `emit_min_sum` takes; ones where a block has one float min."""
+    if not fmt.scale_columns:
+        return [const(V16I16, 1)]
+    if fmt.packed_mins:
+        packed = [load_as(b, payload, V32I8, at) for at in range(0, fmt.scales, 32)]
+        return _byte_pairs(b, fmt, [b.lshr(v, const(V32I8, 4)) for v in packed])
+    return _byte_pairs(b, fmt, [load_as(b, payload, V32I8, fmt.scales + at) for at in range(0, fmt.mins, 32)])
+
+
+def _byte_pairs(b, fmt, vectors):
+    """Scales or mins, 4 a row and vector, as pairs of int16: two <16 x i16> a vector, lane r of row r.
+
+    Numbers (0, 1) and (2, 3) of each four where they belong to 32 columns, (0, 2) and (1, 3) to 16: as
+    `emit_min_sum` finds the sums of a.
+    """
+    zero, eight, pairs = const(V32I8, 0), const(V16I16, 8), []
+    for v in vectors:
+        if fmt.scale_columns == SUB:  # these are not negative
+            for first in (0, 2):
+                lanes = [4 * (i // 4) + first + i // 2 % 2 if i % 2 == 0 else 32 for i in range(32)]
+                pairs.append(b.bitcast(shuffle(b, v, zero, lanes), V16I16))
+        else:
+            lanes = b.bitcast(v, V16I16)
+            pairs += [b.ashr(b.shl(lanes, eight), eight), b.ashr(lanes, eight)]
     return pairs
 
 
-def emit_min_sum(b, isa, min_pairs, sums):
-    """sum_j m_j * (sum of a over sub-block j), exact: <8 x i32>. `sums`: address of int16[8]."""
-    total = const(V8I32, 0)
-    for q, mins in enumerate(min_pairs):
-        activation = b.bitcast(splat(b, load_as(b, sums, I32, 4 * q)), V16I16)
-        total = b.add(total, isa.madd(b, mins, activation))
+def emit_min_sum(b, isa, fmt, pairs, sums):
+    """sum_j m_j * (sum of a over m_j's columns), exact: <8 x i32>. `sums`: address of the block's sums."""
+    total = None
+    for q, mins in enumerate(pairs):
+        if fmt.scale_columns == SUB:
+            a = b.add(_pair_of_sums(b, sums, 2 * q), _pair_of_sums(b, sums, 2 * q + 1))
+        else:
+            a = _pair_of_sums(b, sums, q)
+        part = isa.madd(b, mins, a)
+        total = part if total is None else b.add(total, part)
     return total
+
+
+def _pair_of_sums(b, sums, i):
+    return b.bitcast(splat(b, load_as(b, sums, I32, 4 * i)), V16I16)
 
 
 # --- many tokens: scaled int16 ----------------------------------------------------------------------------
@@ -239,7 +156,9 @@ def emit_unpack(b, isa, name, payload, target):
     def group(scales, codes, first_sub):
         to = b.add(target, b.mul(first_sub, ir.Constant(I64, 64 * QUADS)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = _WEIGHTS[name](b, isa, codes, fmt.sub_bytes * i)
+            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
+            if fmt.offset:
+                weights = [b.sub(w, const(V32I8, fmt.offset)) for w in weights]
             factors = _sub_scales(b, isa, fmt, scales, i) if fmt.scale_columns else None
             _store_unpacked(b, weights, factors, to, 64 * QUADS * i)
 

@@ -33,11 +33,11 @@ class KernelCache:
 
 
 def sources_hash() -> str:
-    """Hash of every kernel source, of Python's and the compilers' versions: 16 hex digits."""
+    """Hash of all kernel sources and tables, of Python's and the compilers' versions: 16 hex digits."""
     digest = hashlib.sha256()
     root = Path(__file__).parent
-    for source in sorted(root.rglob("*.py")):
-        digest.update(source.relative_to(root).as_posix().encode() + b"\0" + source.read_bytes())
+    for source in (*sorted(root.rglob("*.py")), root.parent / "gguf" / "grids.py"):
+        digest.update(source.relative_to(root.parent).as_posix().encode() + b"\0" + source.read_bytes())
     digest.update(f"{sys.version} {version('numba')} {version('llvmlite')}".encode())
     return digest.hexdigest()[:16]
 

@@ -20,43 +20,41 @@ from numba.extending import intrinsic, overload
 
 from strata_jit.kernels._jit import OVERLOAD_OPTIONS, callback
 from strata_jit.kernels.blocks import (
-    FORMATS,
     emit_block_sum,
     emit_min_pairs,
     emit_min_sum,
+    emit_offset_sum,
     emit_unpack,
 )
+from strata_jit.kernels.dot_float import FLOAT_LOOPS
 from strata_jit.kernels.isa import ISAS
 from strata_jit.kernels.isa.portable import V8I32, V16I16
+from strata_jit.kernels.prefetch import PREFETCH_BYTES, emit_prefetch
 from strata_jit.kernels.vec import (
     F32,
+    I8,
     I16,
     I32,
     I64,
-    call_llvm,
     const,
     emit_fma,
     emit_half_to_f32,
     f32x8,
-    fma8,
     load8,
     load_as,
-    load_f32,
     load_i64,
-    pointer,
     splat,
     splat8,
     store8,
     store_as,
     vector,
 )
+from strata_jit.kernels.weights import FORMATS
 
-PREFETCH_BYTES = 2048
-"""How far ahead of a payload its stream is prefetched: 2-8 KiB measure alike, less is worse."""
-UNPACKED_BYTES = 4096 + 128
-"""Scratch of one unpacked octet block: 256 columns x 8 rows int16, then four vectors of mins."""
+UNPACKED_BYTES = 4096 + 256
+"""Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
 TILE_TOKENS = 4
-FLOAT_TYPES = ("BF16", "F32")
+FLOAT_TYPES = tuple(FLOAT_LOOPS)
 
 
 def many_scratch_bytes(n_tok):
@@ -71,34 +69,42 @@ def _literals(*values):
 # --- pieces that are emitted ------------------------------------------------------------------------------
 
 
-def emit_prefetch(b, address, offset, n_bytes):
-    """Prefetch every cache line of n_bytes, non-temporal."""
-    flags = [ir.Constant(I32, v) for v in (0, 0, 1)]  # read, no reuse, data
-    for line in range(0, n_bytes, 64):
-        call_llvm(
-            b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, ir.IntType(8), offset + line), *flags
-        )
-
-
 def _half8(context, b, address, offset):
     """f32x8 from the eight f16 at address + offset."""
     return emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), offset))
 
 
-def _scales_at(context, b, address, offset, activation_scale):
-    """f32(d of 8 rows) * d of the activation block."""
-    return b.fmul(_half8(context, b, address, offset), splat(b, load_as(b, activation_scale, F32)))
+def _power8(b, address):
+    """f32x8 of 2**(e - 128) from the eight bytes e at `address`; 0 and 1 give subnormal numbers."""
+    e = b.zext(load_as(b, address, vector(I8, 8)), V8I32)
+    normal = b.shl(b.sub(e, const(V8I32, 1)), const(V8I32, 23))
+    subnormal = b.shl(b.add(e, const(V8I32, 1)), const(V8I32, 21))
+    bits = b.select(b.icmp_signed("<", e, const(V8I32, 2)), subnormal, normal)
+    return b.bitcast(bits, f32x8.llvm)
 
 
-def _accumulate(b, integers, scale, acc, negate=False):
-    """acc + float(integers) * scale by one fma; minus for the min term."""
-    value = b.sitofp(integers, f32x8.llvm)
-    return emit_fma(b, b.fneg(value) if negate else value, scale, acc)
+def _emit_d(context, b, fmt, head):
+    """f32x8: the scales d of a block whose part of the header is at `head`."""
+    if fmt.exponents:
+        return _power8(b, head)
+    d = _half8(context, b, head, 0)
+    return d if fmt.d_factor == 1 else b.fmul(d, const(f32x8.llvm, fmt.d_factor))
+
+
+def _emit_dmin(context, b, fmt, head):
+    """f32x8: m of a block, or -dmin."""
+    dmin = _half8(context, b, head, 16)
+    return dmin if fmt.adds_min else b.fneg(dmin)
+
+
+def _accumulate(b, integers, scale, acc):
+    """acc + float(integers) * scale by one fma."""
+    return emit_fma(b, b.sitofp(integers, f32x8.llvm), scale, acc)
 
 
 @intrinsic(prefer_literal=True)
 def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
-    """acc plus one block: `head` its d (and dmin), `d` the activation scale, `sums` int16 sums (for mins)."""
+    """acc plus one block: `head` its d (and dmin or m), `d` the activation scale, `sums` the block's sums."""
     if not _literals(name, isa):
         return None
     type_name, target = name.literal_value, ISAS[isa.literal_value]
@@ -107,12 +113,14 @@ def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
         _, _, acc, head, payload, pairs, d, sums = args
         fmt = FORMATS[type_name]
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
-        acc = _accumulate(
-            b, emit_block_sum(b, target, type_name, payload, pairs), _scales_at(context, b, head, 0, d), acc
-        )
+        da = splat(b, load_as(b, d, F32))
+        total = emit_block_sum(b, target, type_name, payload, pairs)
+        if fmt.offset:
+            total = b.sub(total, emit_offset_sum(b, target, fmt, payload, sums))
+        acc = _accumulate(b, total, b.fmul(_emit_d(context, b, fmt, head), da), acc)
         if fmt.has_min:
-            minimum = emit_min_sum(b, target, emit_min_pairs(b, payload, fmt), sums)
-            acc = _accumulate(b, minimum, _scales_at(context, b, head, 16, d), acc, negate=True)
+            minimum = emit_min_sum(b, target, fmt, emit_min_pairs(b, payload, fmt), sums)
+            acc = _accumulate(b, minimum, b.fmul(_emit_dmin(context, b, fmt, head), da), acc)
         return acc
 
     return f32x8(name, isa, f32x8, *[types.int64] * 5), codegen
@@ -130,7 +138,7 @@ def block_unpack(typingctx, name, isa, payload, target_address):
         fmt = FORMATS[type_name]
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
         emit_unpack(b, target, type_name, payload, address)
-        if fmt.has_min:
+        if fmt.min_vectors:
             for q, mins in enumerate(emit_min_pairs(b, payload, fmt)):
                 store_as(b, address, mins, 4096 + 32 * q)
         return context.get_dummy_value()
@@ -160,6 +168,13 @@ def _tile_sums(b, target, fmt, unpacked, activations):
     return [[b.load(slot) for slot in row] for row in sums]
 
 
+def _load_mins(b, unpacked, fmt, offset):
+    """The pairs of mins that `block_unpack` has left behind the weights, or ones."""
+    if not fmt.min_vectors:
+        return emit_min_pairs(b, None, fmt)
+    return [load_as(b, unpacked, V16I16, offset + 4096 + 32 * q) for q in range(fmt.min_vectors)]
+
+
 @intrinsic(prefer_literal=True)
 def block_tile(
     typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs
@@ -180,49 +195,22 @@ def block_tile(
         sums = _tile_sums(b, target, fmt, unpacked, [b.add(row, a16_offset) for row in rows])
         # every load comes before the first store, which might alias it for all that LLVM knows
         tile = [(t, o) for t in range(count) for o in range(2)]
-        d = [_half8(context, b, head, 0) for head in (head0, head1)]
+        d = [_emit_d(context, b, fmt, head) for head in (head0, head1)]
         da = [splat(b, load_as(b, b.add(row, d_offset), F32)) for row in rows]
         results = [load_as(b, accs, f32x8.llvm, 64 * t + 32 * o) for t, o in tile]
         for i, (t, o) in enumerate(tile):
             results[i] = _accumulate(b, sums[o][t], b.fmul(d[o], da[t]), results[i])
         if fmt.has_min:
-            dmin = [_half8(context, b, head, 16) for head in (head0, head1)]
-            mins = [
-                [load_as(b, unpacked, V16I16, UNPACKED_BYTES * o + 4096 + 32 * q) for q in range(4)]
-                for o in range(2)
-            ]
+            dmin = [_emit_dmin(context, b, fmt, head) for head in (head0, head1)]
+            mins = [_load_mins(b, unpacked, fmt, UNPACKED_BYTES * o) for o in range(2)]
             for i, (t, o) in enumerate(tile):
-                minimum = emit_min_sum(b, target, mins[o], b.add(rows[t], sums_offset))
-                results[i] = _accumulate(b, minimum, b.fmul(dmin[o], da[t]), results[i], negate=True)
+                minimum = emit_min_sum(b, target, fmt, mins[o], b.add(rows[t], sums_offset))
+                results[i] = _accumulate(b, minimum, b.fmul(dmin[o], da[t]), results[i])
         for (t, o), result in zip(tile, results, strict=True):
             store_as(b, accs, result, 64 * t + 32 * o)
         return context.get_dummy_value()
 
     return types.void(name, isa, n_tok, *[types.int64] * 8), codegen
-
-
-@intrinsic
-def load8_bf16(typingctx, address, odd):
-    """Eight bf16 as f32x8: the low (odd = 0) or high half of each 32-bit lane at `address`."""
-
-    def codegen(context, b, signature, args):
-        lanes = load_as(b, args[0], V8I32)
-        is_odd = b.icmp_signed("!=", args[1], ir.Constant(I64, 0))
-        low, high = b.shl(lanes, const(V8I32, 16)), b.and_(lanes, const(V8I32, -65536))
-        return b.bitcast(b.select(is_odd, high, low), f32x8.llvm)
-
-    return f32x8(types.int64, types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, address):
-    """Prefetch the cache line at `address`, non-temporal; never faults."""
-
-    def codegen(context, b, signature, args):
-        emit_prefetch(b, args[0], 0, 64)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 # --- kernels ----------------------------------------------------------------------------------------------
@@ -242,9 +230,7 @@ def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, s
 
 @overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    return {"F32": _f32_one, "BF16": _bf16_one}.get(name.literal_value) or _quant_one(
-        FORMATS[name.literal_value]
-    )
+    return FLOAT_LOOPS.get(name.literal_value) or _quant_one(FORMATS[name.literal_value])
 
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
@@ -254,7 +240,7 @@ def _many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, 
 
 def _quant_one(fmt):
     block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
-    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+    head_bytes, sums_bytes = fmt.store.header_bytes, fmt.sums_bytes
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
         n_blocks = n_cols // block_cols
@@ -279,7 +265,7 @@ def _quant_one(fmt):
 
 def _quant_many(fmt):
     block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
-    head_bytes, sums_bytes = fmt.store.header_bytes, 2 * fmt.n_sub
+    head_bytes, sums_bytes = fmt.store.header_bytes, fmt.sums_bytes
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
         n_blocks = n_cols // block_cols
@@ -316,37 +302,6 @@ def _quant_many(fmt):
                 store8(out + 32 * last, load8(accs + 64 * t + 32))
 
     return loop
-
-
-def _f32_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            prefetch(p + PREFETCH_BYTES + 64)
-            a0 = fma8(load8(p), splat8(load_f32(x)), a0)
-            a1 = fma8(load8(p + 32), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8(p + 64), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8(p + 96), splat8(load_f32(x + 12)), a3)
-            p += 128
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
-
-
-def _bf16_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            a0 = fma8(load8_bf16(p, 0), splat8(load_f32(x)), a0)
-            a1 = fma8(load8_bf16(p, 1), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8_bf16(p + 32, 0), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8_bf16(p + 32, 1), splat8(load_f32(x + 12)), a3)
-            p += 64
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
 
 
 def _float_many(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):

@@ -29,10 +29,15 @@ class StoreType:
     block_cols: int
     """Columns of one block; `n_cols` is a multiple of it."""
     header_bytes: int
-    """Bytes that a block adds to the header: eight f16 `d`, and eight f16 `dmin` where the type has them."""
+    """Bytes that a block adds to the header: eight f16 `d` (of MXFP4 eight exponent bytes), and eight f16
+    `dmin` or `m` where the type has them."""
     payload_bytes: int
     act_kind: str
     """Activation row that the type's dot kernel reads: "F32", "Q256" or "Q32"."""
+    header_lane: int = 2
+    """Bytes of the header that one row takes at a time: the eight rows stand side by side."""
+    payload_lane: int = 4
+    """Likewise of the payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ class ActPlanes:
     """Byte offsets of the planes of one activation row, `ABSENT` where the kind has none.
 
     `pairs`: per 32 columns int8 a[32], then |a|[32]; `a16`: int16, per 4 columns a0 a2 a1 a3; `d`: float32
-    per block; `sums`: int16 per 32 columns, the sum of a. Kind "F32" has none: the row is float32[n_cols].
+    per block; `sums`: int16 per 16 columns, the sum of a, for Q256 in the order 0 2 1 3. Kind "F32" has none:
+    the row is float32[n_cols].
     """
 
     pairs: int
@@ -66,11 +72,21 @@ STORE_TYPES: dict[str, StoreType] = {
     for t in (
         StoreType("IQ4_XS", 256, 16, 64 + 8 * 128, "Q256"),
         StoreType("IQ4_NL", 32, 16, 128, "Q32"),
+        StoreType("IQ3_XXS", 256, 16, 64 + 8 * 128, "Q256"),
+        StoreType("IQ3_S", 256, 16, 64 + 8 * 128, "Q256"),
+        StoreType("MXFP4", 32, 8, 128, "Q32", header_lane=1),
+        StoreType("Q2_K", 256, 32, 128 + 8 * 64, "Q256"),
+        StoreType("Q3_K", 256, 16, 128 + 8 * 96, "Q256"),
         StoreType("Q4_K", 256, 32, 128 + 8 * 128, "Q256"),
         StoreType("Q5_K", 256, 32, 128 + 8 * 160, "Q256"),
         StoreType("Q6_K", 256, 16, 128 + 8 * 192, "Q256"),
+        StoreType("Q4_0", 32, 16, 128, "Q32"),
+        StoreType("Q4_1", 32, 32, 128, "Q32"),
+        StoreType("Q5_0", 32, 16, 160, "Q32"),
+        StoreType("Q5_1", 32, 32, 160, "Q32"),
         StoreType("Q8_0", 32, 16, 256, "Q32"),
         StoreType("BF16", 4, 0, 64, "F32"),
+        StoreType("F16", 4, 0, 64, "F32", payload_lane=2),
         StoreType("F32", 4, 0, 128, "F32"),
     )
 }
@@ -80,13 +96,22 @@ CONVERSIONS: dict[str, Conversion] = {
     for c in (
         Conversion("IQ4_XS", "IQ4_XS", 136),
         Conversion("IQ4_NL", "IQ4_NL", 18),
+        Conversion("IQ3_XXS", "IQ3_XXS", 98),
+        Conversion("IQ3_S", "IQ3_S", 110),
+        Conversion("MXFP4", "MXFP4", 17),
+        Conversion("Q2_K", "Q2_K", 84),
+        Conversion("Q3_K", "Q3_K", 110),
         Conversion("Q4_K", "Q4_K", 144),
         Conversion("Q5_K", "Q5_K", 176),
         Conversion("Q6_K", "Q6_K", 210),
+        Conversion("Q4_0", "Q4_0", 18),
+        Conversion("Q4_1", "Q4_1", 20),
+        Conversion("Q5_0", "Q5_0", 22),
+        Conversion("Q5_1", "Q5_1", 24),
         Conversion("Q8_0", "Q8_0", 34),
         Conversion("BF16", "BF16", 8),
+        Conversion("F16", "F16", 8),
         Conversion("F32", "F32", 16),
-        Conversion("F16", "F32", 8),
         Conversion("F32_BF16", "BF16", 16),
     )
 }
@@ -152,6 +177,4 @@ def act_planes(kind: str, n_cols: int) -> ActPlanes:
     a16 = 2 * n_cols
     d = a16 + 2 * n_cols
     after_d = d + round_up(4 * (n_cols // block_cols), ALIGN)
-    if kind == "Q32":
-        return ActPlanes(0, a16, d, ABSENT, after_d)
-    return ActPlanes(0, a16, d, after_d, after_d + round_up(2 * (n_cols // 32), ALIGN))
+    return ActPlanes(0, a16, d, after_d, after_d + round_up(2 * (n_cols // 16), ALIGN))

@@ -66,13 +66,14 @@ def _largest(x, nbytes):
 
 
 @inline_kernel
-def _quantise32(x, inverse, pairs, a16):
-    """`_quantise8` of 32 columns; returns their sum."""
+def _quantise32(x, inverse, pairs, a16, sums, second):
+    """`_quantise8` of 32 columns; stores the sums of 16 at `sums` and at `sums` + `second`."""
     inverse = splat8(inverse)
-    total = _quantise8(load8(x), inverse, pairs, a16)
-    for i in range(8, 32, 8):
-        total = total + _quantise8(load8(x + 4 * i), inverse, pairs + i, a16 + 2 * i)
-    return sum_i32(total)
+    for half in range(2):
+        total = _quantise8(load8(x), inverse, pairs, a16)
+        total = total + _quantise8(load8(x + 32), inverse, pairs + 8, a16 + 16)
+        store_u16(sums + second * half, sum_i32(total))
+        x, pairs, a16 = x + 64, pairs + 16, a16 + 32
 
 
 @glue
@@ -86,7 +87,9 @@ def quantise_q256(x, n, dst):
         store_f32(d + block // 64, amax / QUANT_MAX)
         inverse = _inverse(amax)
         for k in range(block, block + 256, 32):
-            store_u16(sums + k // 16, _quantise32(x + 4 * k, inverse, dst + 2 * k, a16 + 2 * k))
+            # sums of 16 columns in the order 0 2 1 3
+            to = sums + k // 64 * 8 + k // 32 % 2 * 2
+            _quantise32(x + 4 * k, inverse, dst + 2 * k, a16 + 2 * k, to, 4)
 
 
 @glue
@@ -94,10 +97,11 @@ def quantise_q32(x, n, dst):
     """Planes of kind Q32 at `dst` from float32[n] at `x`, n % 32 == 0."""
     a16 = dst + 2 * n
     d = a16 + 2 * n
+    sums = d + _round_up_64(n // 8)
     for k in range(0, n, 32):
         amax = _largest(x + 4 * k, 128)
         store_f32(d + k // 8, amax / QUANT_MAX)
-        _quantise32(x + 4 * k, _inverse(amax), dst + 2 * k, a16 + 2 * k)
+        _quantise32(x + 4 * k, _inverse(amax), dst + 2 * k, a16 + 2 * k, sums + k // 8, 2)
 
 
 @glue

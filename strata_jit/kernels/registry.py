@@ -59,14 +59,19 @@ _LINEAR = f"{_READ_ACT} count:i tmp_scratch:s n_segments:i"
 _SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f sigmoid:i"
 
 _QKV = (
-    "qkv:b qkv_stride:i q_off:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i rope_mode:i "
-    "n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
+    "qkv:b qkv_stride:i q_off:i q_stride:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i "
+    "rope_mode:i n_head:i n_head_kv:i head_dim:i value_dim:i layer_off:i slot_bytes:i work_scratch:s"
 )
-"""A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
+"""q_stride: bytes from a query head to the next, 4 * head_dim unless gates stand between.
+A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
 `work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
-_MERGE = f"partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? out_scratch:s {_ACT}"
-
+_MERGE = (
+    "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
+    f"gate_head:i out_scratch:s {_ACT}"
+)
+"""gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
+-1."""
 
 _STREAMS = "streams_scratch:s streams:b streams_stride:i n_stream:i n:i"
 """Hyper-connections: the residual streams float32[n_stream][n] of a row, in the thread scratch (one-row step,

@@ -1,27 +1,19 @@
-"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output projection.
-
-Owns the buffers of a step's attention, the layout of a KV slot, and the memory that KV blocks need.
-"""
+"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output projection."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from strata_jit.kernels.abi import KV_BLOCK
-from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM, attention_scratch_bytes
-from strata_jit.models.builder import padded
-from strata_jit.models.language_model import Constant
-from strata_jit.models.rotary import inverse_frequencies
+from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM
+from strata_jit.models.builder import Act, padded
+from strata_jit.models.kv_cache import KvCache
+from strata_jit.models.rotary import add_rope_angles, magnitude, read_rope
 from strata_jit.models.transformer import NONE, Transformer
 
 __all__ = ["ROPE_NEOX", "ROPE_NORM", "Attention"]
 
 QkNorm = Literal["head", "joint"]
-
-KV_VALUE_BYTES = 2 * 2
-"""Bytes of a key's and a value's element in the cache: f16 each."""
 
 
 class Attention:
@@ -34,72 +26,80 @@ class Attention:
         rope_mode: int,
         qk_norm: QkNorm | None = None,
         layers: Sequence[int] | None = None,
+        windows: Mapping[int, int] | None = None,
+        sinks: bool = False,
+        gated: bool = False,
     ) -> None:
         """
         rope_mode  ROPE_NEOX (halves) or ROPE_NORM (neighbours)
         qk_norm    RMS norms of q and k before rotation: over each head, or over all heads together
         layers     layers with attention, ascending; None for all
+        windows    layer -> positions that a row of it sees; every other layer sees all
+        sinks      every head has a sink, a logit that takes its share of the softmax and has no value
+        gated      attn_q has, behind each head's query, a gate: its sigmoid is a factor of the head's output
         """
-        self.t, self.rope_mode, self.qk_norm = t, rope_mode, qk_norm
+        self.t, self.rope_mode, self.qk_norm, self.sinks, self.gated = t, rope_mode, qk_norm, sinks, gated
         h, b, limits = t.h, t.b, t.limits
-        self.layers = tuple(range(h.n_layer) if layers is None else layers)
-        self.n_q, self.n_kv = h.n_head * h.head_dim, h.n_head_kv * h.head_dim
-        self.kv_blocks = math.ceil(limits.n_ctx / KV_BLOCK)
-        self.layer_bytes = self.n_kv * KV_BLOCK * KV_VALUE_BYTES
-        self.slot_bytes = len(self.layers) * self.layer_bytes
-        self.qkv_stride = 2 * padded(self.n_kv) + padded(self.n_q)
+        self.windows = {} if windows is None else windows
+        self.cache = KvCache(t, range(h.n_layer) if layers is None else layers)
+        self.kv_blocks, self.kv_bytes = self.cache.n_blocks, self.cache.nbytes
+        self.query_rows = 2 * h.head_dim if gated else h.head_dim
+        self.widths = {
+            "q": h.n_head * self.query_rows,
+            "k": h.n_head_kv * h.head_dim,
+            "v": h.n_head_kv * h.value_dim,
+        }
+        self.n_out = h.n_head * h.value_dim
+        self.qkv_stride = sum(padded(n) for n in self.widths.values())
         self.qkv = b.buffer("qkv", limits.max_rows * self.qkv_stride)
-        partial = limits.max_rows * h.n_head * self.kv_blocks * 4 * (8 + h.head_dim)
-        self.partial = b.buffer("partial", partial)
-        self.work = b.scratch(attention_scratch_bytes(h.n_head, h.n_head_kv, h.head_dim))
-        self.merge_scratch = b.scratch(4 * self.n_q)
-        self.angles = self._rope_angles()
-
-    @property
-    def kv_bytes(self) -> int:
-        """KV memory of each node."""
-        limits = self.t.limits
-        return math.ceil(self.kv_blocks / limits.n_nodes) * limits.n_seq * self.slot_bytes
-
-    def _rope_angles(self) -> int:
-        h, b = self.t.h, self.t.b
-        angles = b.buffer("angles", self.t.limits.max_rows * h.n_rot * 4)
-        freqs = b.buffer("freqs", h.n_rot // 2 * 8)
-        self.t.constants.append(Constant(freqs, inverse_frequencies(h.rope_base, h.n_rot, h.rope_factor)))
-        fields = {"freqs": freqs, "angles": angles, "n_half": h.n_rot // 2, "factor": 1.0}
-        b.op("rope_angles", "rope", fields)
-        return angles
+        self.merge_scratch = b.scratch(4 * self.n_out)
+        rope = read_rope(t.file, h.n_rot)
+        self.angles = add_rope_angles(t, rope, magnitude(rope))
 
     def add(self, layer: int) -> None:
-        """Append a layer's attention, onto the residual stream."""
+        """Append a layer's attention, from the normed residual stream onto it."""
+        t, tensors = self.t, self.inputs(layer)
+        act = t.act("act", t.h.n_embd, tensors)
+        norm = f"blk.{layer}.attn_norm"
+        t.norm(norm, f"{norm}.weight", act, tensors)
+        self.mix(layer, act, t.x, t.x_stride, add=True)
+
+    def inputs(self, layer: int) -> list[int]:
+        """The matrices that read a layer's input row: q, k, v."""
+        b, n_embd = self.t.b, self.t.h.n_embd
+        return [b.matrix(f"blk.{layer}.attn_{part}.weight", n_embd, n) for part, n in self.widths.items()]
+
+    def mix(self, layer: int, act: Act, out: int, out_stride: int, *, add: bool) -> None:
+        """Append a layer without its norm, from the activation row `act` into the buffer `out`.
+
+        `add`: onto what the buffer holds.
+        """
         t, blk = self.t, f"blk.{layer}."
-        offsets = self._project(blk)
+        offsets = self._project(layer, act)
         self._attend(layer, offsets)
-        output = t.b.matrix(f"{blk}attn_output.weight", self.n_q, t.h.n_embd)
-        merged = t.act("attn_act", self.n_q, [output])
-        merge = {
-            "partial": self.partial,
-            "partial_blocks": self.kv_blocks,
-            "n_head": t.h.n_head,
-            "head_dim": t.h.head_dim,
-            "out_scratch": self.merge_scratch,
-        }
-        t.b.op("attn_merge", f"{blk}attn_merge", merge | t.wanted(merged, [output]))
+        output = t.b.matrix(f"{blk}attn_output.weight", self.n_out, t.h.n_embd)
+        merged = t.act("attn_act", self.n_out, [output])
+        sinks = t.b.vector(f"{blk}attn_sinks.weight", t.h.n_head) if self.sinks else NONE
+        write, window = t.wanted(merged, [output]), self.windows.get(layer, 0)
+        gate = self._gate(offsets["q"]) if self.gated else None
+        self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate)
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
-        segment = t.segment(output, merged, t.x, t.x_stride, add=True, bias=bias)
+        segment = t.segment(output, merged, out, out_stride, add=add, bias=bias)
         t.linear(f"{blk}attn_output", merged, [segment])
 
-    def _project(self, blk: str) -> dict[str, int]:
-        """Norm and q/k/v; returns the byte offset of each in a row of the qkv buffer."""
-        t, n_embd = self.t, self.t.h.n_embd
-        widths = {"q": self.n_q, "k": self.n_kv, "v": self.n_kv}
-        tensors = {part: t.b.matrix(f"{blk}attn_{part}.weight", n_embd, n) for part, n in widths.items()}
-        act = t.act("act", n_embd, list(tensors.values()))
-        t.norm(f"{blk}attn_norm", f"{blk}attn_norm.weight", act, list(tensors.values()))
+    def _gate(self, q_off: int) -> dict[str, int]:
+        """Where the gates are: behind the queries."""
+        head = 4 * self.t.h.head_dim
+        place = {"gate_off": q_off + head, "gate_head": 4 * self.query_rows}
+        return {"gate": self.qkv, "gate_row": self.qkv_stride} | place
+
+    def _project(self, layer: int, act: Act) -> dict[str, int]:
+        """q, k and v; returns the byte offset of each in a row of the qkv buffer."""
+        t, blk = self.t, f"blk.{layer}."
         offsets, offset, segments = {}, 0, []
-        for part, n in widths.items():
+        for tensor, (part, n) in zip(self.inputs(layer), self.widths.items(), strict=True):
             bias = t.optional_bias(f"{blk}attn_{part}.bias", n)
-            segments.append(t.segment(tensors[part], act, self.qkv, self.qkv_stride, offset, bias=bias))
+            segments.append(t.segment(tensor, act, self.qkv, self.qkv_stride, offset, bias=bias))
             offsets[part] = offset
             offset += padded(n)
         t.linear(f"{blk}attn_qkv", act, segments)
@@ -109,18 +109,17 @@ class Attention:
         """Norm of q and of k."""
         if self.qk_norm is None:
             return {"q": NONE, "k": NONE}
-        widths = {"q": self.n_q, "k": self.n_kv}
-        if self.qk_norm == "head":
-            widths = dict.fromkeys(widths, self.t.h.head_dim)
+        widths = {part: self.widths[part] if self.qk_norm == "joint" else self.t.h.head_dim for part in "qk"}
         return {part: self.t.b.vector(f"{blk}attn_{part}_norm.weight", n) for part, n in widths.items()}
 
     def _attend(self, layer: int, offsets: dict[str, int]) -> None:
-        t, h, blk = self.t, self.t.h, f"blk.{layer}."
+        h, blk = self.t.h, f"blk.{layer}."
         norms = self._norms(blk)
         common = {
             "qkv": self.qkv,
             "qkv_stride": self.qkv_stride,
             "q_off": offsets["q"],
+            "q_stride": 4 * self.query_rows,
             "k_off": offsets["k"],
             "v_off": offsets["v"],
             "q_norm": norms["q"],
@@ -132,10 +131,8 @@ class Attention:
             "n_head": h.n_head,
             "n_head_kv": h.n_head_kv,
             "head_dim": h.head_dim,
-            "layer_off": self.layers.index(layer) * self.layer_bytes,
-            "slot_bytes": self.slot_bytes,
-            "work_scratch": self.work,
+            "value_dim": h.value_dim,
+            **self.cache.place(layer),
         }
-        t.b.op("attn_prepare", f"{blk}attn_prepare", common)
-        partial = {"partial": self.partial, "partial_blocks": self.kv_blocks, "scale": h.attention_scale}
-        t.b.op("attention", f"{blk}attention", common | partial)
+        self.t.b.op("attn_prepare", f"{blk}attn_prepare", common)
+        self.cache.attend(layer, common, h.attention_scale, self.windows.get(layer, 0), prepared=False)

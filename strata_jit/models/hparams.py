@@ -19,7 +19,6 @@ FEATURES: dict[str, tuple[object, ...]] = {
     "residual_scale": (1.0, 0.0),
     "logit_scale": (1.0, 0.0),
     "attention.sliding_window": (0,),
-    "rope.scaling.type": ("none", "linear"),
 }
 """Keys that ask for more than the common transformer has, with the values that ask for nothing.
 
@@ -40,14 +39,13 @@ class Hparams:
     n_head: int
     n_head_kv: int
     head_dim: int
+    """Length of a head's query and key."""
+    value_dim: int
     n_rot: int
     n_expert: int
     n_expert_used: int
     n_ctx_train: int
     eps: float
-    rope_base: float
-    rope_factor: float
-    """Positions are divided by it (linear scaling); 1 = none."""
     n_layer_dense_lead: int
     """Layers at the beginning whose feed-forward is dense."""
     expert_gating_func: int
@@ -87,23 +85,22 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
         n_head=n_head,
         n_head_kv=file.get(key("attention.head_count_kv"), int, n_head),
         head_dim=head_dim,
+        value_dim=file.get(key("attention.value_length"), int, n_embd // n_head),
         n_rot=file.get(key("rope.dimension_count"), int, head_dim),
         n_expert=file.get(key("expert_count"), int, 0),
         n_expert_used=file.get(key("expert_used_count"), int, 0),
         n_ctx_train=context_length(file),
-        eps=_in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
-        rope_base=_in_range(file, key("rope.freq_base"), 10000.0, 1.0, 1e15),
-        rope_factor=_rope_factor(file, arch),
+        eps=in_range(file, key("attention.layer_norm_rms_epsilon"), None, 0.0, 1.0),
         n_layer_dense_lead=file.get(key("leading_dense_block_count"), int, 0),
         expert_gating_func=file.get(key("expert_gating_func"), int, 0),
         expert_weights_norm=file.get(key("expert_weights_norm"), bool, False),
         n_expert_groups=file.get(key("expert_group_count"), int, 0) or 1,
         n_group_used=file.get(key("expert_group_used_count"), int, 0) or 1,
-        embedding_scale=_in_range(file, key("embedding_scale"), 1.0, 0.0, 1e6) or 1.0,
-        residual_scale=_in_range(file, key("residual_scale"), 1.0, 0.0, 1e6) or 1.0,
-        logit_scale=_in_range(file, key("logit_scale"), 1.0, 0.0, 1e6) or 1.0,
-        expert_weights_scale=_in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
-        attention_scale=_in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
+        embedding_scale=in_range(file, key("embedding_scale"), 1.0, 0.0, 1e6) or 1.0,
+        residual_scale=in_range(file, key("residual_scale"), 1.0, 0.0, 1e6) or 1.0,
+        logit_scale=in_range(file, key("logit_scale"), 1.0, 0.0, 1e6) or 1.0,
+        expert_weights_scale=in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
+        attention_scale=in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
     )
     _check(file, hparams)
     _refuse(file, arch, FEATURES.keys() - set(features))
@@ -122,16 +119,12 @@ def _positive(file: GGUFFile, key: str) -> int:
     return value
 
 
-def _in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
+def in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
+    """A key's number, or the default, None for a key that must be there; ModelError unless it is in range."""
     value = file.get(key, float) if default is None else file.get(key, float, default)
     if not low <= value <= high:  # a NaN is in no range
         raise ModelError.at(file.path, key, str(value), f"{low:g} to {high:g}")
     return value
-
-
-def _rope_factor(file: GGUFFile, arch: str) -> float:
-    linear = file.get(f"{arch}.rope.scaling.type", str, "none") == "linear"
-    return _in_range(file, f"{arch}.rope.scaling.factor", 1.0, 1e-3, 1e6) if linear else 1.0
 
 
 def _check(file: GGUFFile, h: Hparams) -> None:
@@ -144,10 +137,9 @@ def _check(file: GGUFFile, h: Hparams) -> None:
         raise fault("embedding_length", h.n_embd, "a multiple of 8")
     if h.n_head_kv <= 0 or h.n_head % h.n_head_kv:
         raise fault("attention.head_count_kv", h.n_head_kv, f"a divisor of head_count {h.n_head}")
-    if h.head_dim <= 0 or h.head_dim % 8:
-        raise fault("attention.key_length", h.head_dim, "a multiple of 8")
-    if file.get(f"{h.arch}.attention.value_length", int, h.head_dim) != h.head_dim:
-        raise fault("attention.value_length", "a length of its own", f"that of the keys, {h.head_dim}")
+    for name, length in (("key_length", h.head_dim), ("value_length", h.value_dim)):
+        if length <= 0 or length % 8:
+            raise fault(f"attention.{name}", length, "a multiple of 8")
     if not 0 < h.n_rot <= h.head_dim or h.n_rot % 2:
         raise fault("rope.dimension_count", h.n_rot, f"an even number up to the head's {h.head_dim}")
     if h.n_expert <= 0:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
+from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
@@ -31,6 +34,7 @@ class Transformer:
         self.tile_scratch = self.b.scratch(tmp_scratch_bytes())
         self.constants: list[Constant] = []
         self._acts: dict[str, Act] = {}
+        self._on_host: list[str] = []
 
     # --- what pieces use ----------------------------------------------------------------------------------
 
@@ -106,6 +110,18 @@ class Transformer:
         """Id of a bias vector, NONE where the file has none."""
         return self.b.vector(name, n) if self.b.has(name) else NONE
 
+    def host_vector(self, name: str, n: int) -> list[float]:
+        """Values of a short float32 tensor that the host itself needs; ModelError unless all are positive."""
+        info = self.file.tensor(name)
+        if info.shape != (n,) or info.type.name != "F32":
+            found = f"{info.type.name} of {' x '.join(map(str, info.shape))}"
+            raise ModelError.at(self.file.path, f"tensor {name}", found, f"F32 of {n}")
+        values = np.fromfile(self.file.parts[info.part], "<f4", n, offset=info.offset)
+        if not (len(values) == n and (values > 0).all() and np.isfinite(values).all()):
+            raise ModelError.at(self.file.path, f"tensor {name}", "other values", "positive numbers")
+        self._on_host.append(name)
+        return [float(value) for value in values]
+
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(
@@ -119,7 +135,7 @@ class Transformer:
     ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
-        kv_blocks, kv_bytes  as `attention.Attention` has them
+        kv_blocks, kv_bytes  as the family's attention has them
         state_bytes          as `delta_net.DeltaNet` has them
         skipped              buffer id of the int64 that counts choices of experts left out
         """
@@ -133,7 +149,7 @@ class Transformer:
         self.norm("output_norm", "output_norm.weight", act, [head], gather=True)
         self.linear("output", act, [self.segment(head, act, logits, stride, scale=logit_scale)], count="out")
         nextn = [n for n in self.file.tensors if self._is_nextn(n)]
-        b.check_all_used([embd.name, *nextn])
+        b.check_all_used([embd.name, *self._on_host, *nextn])
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
         return LanguageModel(
             arch=h.arch,

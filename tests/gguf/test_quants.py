@@ -57,7 +57,7 @@ def test_dequantize_matches_oracle_at_scale(kind: GGMLType, d: float, rng: np.ra
     """Extreme scales over random quants."""
     data = rng.integers(0, 256, (4, kind.row_bytes(N_COLS)), dtype=np.uint8)
     blocks = data.reshape(-1).view(BLOCK_DTYPES[kind])
-    for field in ("d", "dmin"):
+    for field in ("d", "dmin", "m"):
         if field in (blocks.dtype.names or ()):
             blocks[field] = d
     assert_same_bits(dequantize(kind, data, N_COLS), oracle_values(kind, data))
@@ -98,6 +98,16 @@ def test_dequantize_iq4_xs_by_hand() -> None:
     expected = 2.0 * 17 * np.concatenate([KVALUES_IQ4NL, KVALUES_IQ4NL[::-1]]).astype(np.float32)
     assert values[5].tolist() == expected.tolist()
     assert not values[[0, 1, 2, 3, 4, 6, 7]].any()
+
+
+def test_dequantize_mxfp4_of_every_exponent() -> None:
+    """All 256 exponents stand for powers of two, the two lowest being subnormal."""
+    blocks = np.zeros(256, BLOCK_DTYPES[GGMLType.MXFP4])
+    blocks["e"] = np.arange(256)
+    blocks["qs"] = 0x91  # 1 and -1
+    values = dequantize(GGMLType.MXFP4, blocks.view(np.uint8), 256 * 32).reshape(256, 32)
+    powers = [2.0 ** (e - 128) for e in range(256)]
+    assert values[:, 0].tolist() == powers and values[:, 31].tolist() == [-p for p in powers]
 
 
 @pytest.mark.parametrize("kind", sorted(set(GGMLType) - set(TYPES)))

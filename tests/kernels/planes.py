@@ -28,8 +28,7 @@ class Planes:
         used[: 4 * self.n] = True
         if kind != "F32":
             used[planes.d : planes.d + 4 * (self.n // BLOCK_COLS[kind])] = True
-        if kind == "Q256":
-            used[planes.sums : planes.sums + self.n // 16] = True
+            used[planes.sums : planes.sums + self.n // 8] = True
 
     def fields(self, scratch, shared):
         """The ACT arguments of an op."""

@@ -11,6 +11,7 @@ import pytest
 
 from strata_jit.kernels.abi import KV_BLOCK
 from strata_jit.kernels.ref import attention as ref
+from strata_jit.kernels.ref.mathx import sigmoid_f32
 from strata_jit.kernels.ref.norm import rms_norm
 from strata_jit.kernels.ref.rope import rope_angles, rotate
 from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM, attention_scratch_bytes
@@ -40,6 +41,8 @@ class Shape:
     """0: head_dim."""
     window: int = 0
     sinks: tuple[float, ...] | None = None
+    gated: bool = False
+    """Behind each query head stands a gate of its output."""
 
     def __post_init__(self):
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
@@ -47,7 +50,13 @@ class Shape:
     @property
     def parts(self):
         """Elements of a row's q, k and v."""
-        return self.n_head * self.head_dim, self.n_head_kv * self.head_dim, self.n_head_kv * self.value_dim
+        n_q = self.n_head * self.query_stride
+        return n_q, self.n_head_kv * self.head_dim, self.n_head_kv * self.value_dim
+
+    @property
+    def query_stride(self):
+        """Elements from a query head to the next."""
+        return (1 + self.gated) * self.head_dim
 
     @property
     def width(self):
@@ -76,7 +85,8 @@ WINDOW = Shape(6, 2, 32, 32, ROPE_NEOX, norm=None, window=40)
 """Of 530 positions the last two blocks are seen, of 257 the last one and the end of the one before."""
 SINKS = Shape(4, 2, 32, 32, ROPE_NEOX, norm=None, window=300, sinks=(0.5, -np.inf, 1e30, -1e30))
 LATENT = Shape(5, 1, 96, 32, ROPE_NORM, norm=None, value_dim=72)
-SHAPES = [QWEN, SMOL, MHA, PARTIAL, JOINT, WINDOW, SINKS, LATENT]
+GATED = Shape(6, 2, 48, 16, gated=True)
+SHAPES = [GATED, QWEN, SMOL, MHA, PARTIAL, JOINT, WINDOW, SINKS, LATENT]
 
 
 class Sequence:
@@ -98,6 +108,7 @@ class Sequence:
         s = self.shape
         q, k, v = np.split(self.qkv, np.cumsum(s.parts)[:2], axis=1)
         q, k = (part.reshape(self.n, -1, s.head_dim) for part in (q, k))
+        q = q[:, :: 1 + s.gated]
         v = v.reshape(self.n, -1, s.value_dim)
         if s.norm:
             q, k = self._normed(q, self.q_weight), self._normed(k, self.k_weight)
@@ -115,7 +126,11 @@ class Sequence:
         """[len(positions), n_out] by a twin."""
         (q, k, v), s = self.heads(), self.shape
         rows = ((q[p], k[: p + 1], v[: p + 1]) for p in positions)
-        return np.stack([attend(*row, s.scale, s.window, s.sink_values).ravel() for row in rows])
+        out = np.stack([attend(*row, s.scale, s.window, s.sink_values).ravel() for row in rows])
+        if not s.gated:
+            return out
+        gate = self.qkv[positions, : s.parts[0]].reshape(len(out), s.n_head, 2, s.head_dim)[:, :, 1]
+        return out * sigmoid_f32(gate.reshape(out.shape))
 
 
 class Layer:
@@ -162,6 +177,7 @@ class Layer:
             "qkv": qkv,
             "qkv_stride": qkv.strides[0],
             "q_off": 0,
+            "q_stride": 4 * s.query_stride,
             "k_off": 4 * s.parts[0],
             "v_off": 4 * (s.parts[0] + s.parts[1]),
             "q_norm": Vector(first.q_weight) if s.norm else 0,
@@ -182,10 +198,10 @@ class Layer:
         self.team.run("attn_prepare", step, order=order, **fields)
         score = {"scale": s.scale, "window": s.window, "prepared": 0}
         self.team.run("attention", step, order=order, **fields, **common, **score)
-        return self._merge(step, n, common, order)
+        return self._merge(step, qkv, common, order)
 
-    def _merge(self, step, n, common, order):
-        s, planes = self.shape, self.planes
+    def _merge(self, step, qkv, common, order):
+        s, planes, n = self.shape, self.planes, len(qkv)
         shared = aligned(n * planes.stride, fill=0xA5).reshape(n, planes.stride)
         self.team.run(
             "attn_merge",
@@ -196,6 +212,10 @@ class Layer:
             value_dim=s.value_dim,
             window=s.window,
             sinks=0 if s.sinks is None else Vector(s.sink_values),
+            gate=qkv,
+            gate_row=qkv.strides[0],
+            gate_off=4 * s.head_dim if s.gated else -1,
+            gate_head=4 * s.query_stride,
             out_scratch=self.out_scratch,
             **planes.fields(self.act_scratch, shared),
         )
@@ -251,7 +271,7 @@ def test_attention_is_near_float64(shape):
 
 
 @pytest.mark.parametrize("threads", [(2,), (1, 1), (2, 1), (1, 1, 1), (1, 2, 3)])
-@pytest.mark.parametrize("shape", [QWEN, SMOL, JOINT, WINDOW, SINKS])
+@pytest.mark.parametrize("shape", [QWEN, SMOL, JOINT, WINDOW, SINKS, GATED])
 def test_attention_any_team_gives_the_same(shape, threads):
     sequence = Sequence(shape, 600, seed=3)
     alone, team = Layer([sequence], (1,)), Layer([sequence], threads)

@@ -5,21 +5,29 @@ from functools import cache
 
 import numpy as np
 import pytest
+from numba import njit
 
-from strata_jit.kernels import isa, layout
+from strata_jit.kernels import isa, layout, vec
 from strata_jit.kernels.dot import dot_many_kernel, dot_one_kernel, many_scratch_bytes
 from strata_jit.kernels.ref.activations import KIND_OF_TYPE, quantize_activation
 from strata_jit.kernels.ref.blocks import FLOAT_BYTES
 from strata_jit.kernels.ref.dot import dot
 from strata_jit.kernels.ref.octets import pack_octets
+from strata_jit.kernels.weights import BOOKS, FORMATS
 
-TYPES = ["IQ4_XS", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16", "F32"]
+TYPES = list(layout.STORE_TYPES)
 RUNNABLE = [name for name, target in isa.ISAS.items() if target.needs <= isa.host_features()]
 VARIANTS = [
     (name, target) for name in TYPES for target in (RUNNABLE if name not in FLOAT_BYTES else ["portable"])
 ]
-SCALE_AT = {"IQ4_XS": (0,), "IQ4_NL": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
-"""Byte offsets of the f16 scales in a block of the file."""
+HALVES_AT = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
+"""Byte offsets of the f16 scales in a block of the file, where there is not one at its start."""
 
 
 def aligned(n_bytes):
@@ -35,13 +43,17 @@ def random_rows(rng, name, n_rows, n_cols, fill=None):
         values = rng.standard_normal((n_rows, n_cols)).astype(np.float32)
         if name == "BF16":
             return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        if name == "F16":
+            return values.astype(np.float16).view(np.uint8)
         return values.view(np.uint8)
     size = layout.CONVERSIONS[name].block_bytes
     n_blocks = n_cols // layout.STORE_TYPES[name].block_cols
     blocks = rng.integers(0, 256, (n_rows, n_blocks, size), np.uint8)
     if fill is not None:
         blocks[:] = fill
-    for at in SCALE_AT[name]:
+    if name == "MXFP4":
+        blocks[..., 0] = rng.integers(120, 130, (n_rows, n_blocks))
+    for at in HALVES_AT.get(name, (0,)):
         scales = rng.uniform(-1, 1, (n_rows, n_blocks, 1)).astype(np.float16)
         blocks[..., at : at + 2] = scales.view(np.uint8)
     return blocks.reshape(n_rows, -1)
@@ -146,8 +158,49 @@ def test_dot_of_zero_activations_is_zero(name, target):
     assert not run_one(name, target, octets, stride, n_octets, n_cols, memory).any()
 
 
-def test_every_store_type_has_kernels():
-    assert set(TYPES) == set(layout.STORE_TYPES)
+def test_mxfp4_of_every_exponent():
+    """Rows with one exponent each: 0 and 1 are subnormal, 255 is no nan."""
+    rows = np.zeros((256, 17), np.uint8)
+    rows[:, 0] = np.arange(256)
+    rows[:, 1:] = np.random.default_rng(0).integers(0, 256, 16)
+    check("MXFP4", "portable", rows, 32, np.random.default_rng(1).standard_normal((3, 32), np.float32))
+
+
+@pytest.mark.parametrize("values", [[1.0, np.inf, -np.inf, np.nan], [6e-8, -6.1e-5, 65504, -0.0]])
+def test_f16_of_special_values(values):
+    rows = np.resize(np.array(values, np.float16), (9, 8)).view(np.uint8)
+    check("F16", "portable", rows, 8, np.array([[1] * 8, [0.5] * 8, [-3e38] * 8], np.float32))
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+def test_every_f16_as_f32(monkeypatch, hardware):
+    """By the CPU's instruction and by integer arithmetic; a signalling nan may stay one."""
+    if not hardware:
+        monkeypatch.setattr(vec, "has_half", lambda context: False)
+
+    @njit
+    def widen(halves, floats, n):
+        for i in range(0, n, 8):
+            vec.store8(floats + 4 * i, vec.load8_f16(halves + 2 * i))
+
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    floats = np.zeros(1 << 16, np.float32)
+    widen(halves.ctypes.data, floats.ctypes.data, len(halves))
+    expected = halves.view(np.float16).astype(np.float32)
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(floats), nan)
+    np.testing.assert_array_equal(floats[~nan].view(np.uint32), expected[~nan].view(np.uint32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pair_sums_fit_int16(name):
+    """The bound that `group` states, for the largest w + offset of a type."""
+    fmt = FORMATS[name]
+    bits = {"Q2_K": 2, "Q3_K": 3, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 7}.get(name, 4)
+    book = BOOKS.get(name, [0, (1 << bits) - 1 - fmt.offset])
+    largest = max(abs(w + fmt.offset) for w in (min(book), max(book)))
+    assert fmt.group * 2 * largest * 127 < 1 << 15
+    assert fmt.pairs != "pairs_unsigned" or min(book) + fmt.offset >= 0
 
 
 def test_unknown_isa_is_refused():

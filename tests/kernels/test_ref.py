@@ -19,7 +19,14 @@ F32_ROUNDING = 1e-6
 
 QUANT_TYPES = tuple(blocks.BLOCK_COLS)
 FLOAT_TYPES = tuple(blocks.FLOAT_BYTES)
-D_OFFSETS = {"IQ4_XS": (0,), "IQ4_NL": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}
+D_OFFSETS = {
+    **dict.fromkeys(QUANT_TYPES, (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
 
 
 def random_rows(name, n_rows, n_cols, seed=0):
@@ -34,6 +41,8 @@ def random_rows(name, n_rows, n_cols, seed=0):
         return values.view(np.uint8)
     block_bytes = blocks.BLOCK_BYTES[name]
     rows = rng.integers(0, 256, (n_rows, n_cols // blocks.BLOCK_COLS[name], block_bytes), np.uint8)
+    if name == "MXFP4":
+        rows[..., 0] = rng.integers(118, 124, rows.shape[:2])
     for at in D_OFFSETS[name]:
         d = (0.01 * rng.standard_normal(rows.shape[:2])).astype(np.float16)
         rows[..., at : at + 2] = d[..., None].view(np.uint8)
@@ -146,9 +155,10 @@ def test_activation_row_matches_layout(kind):
     a16 = row[planes.a16 : planes.a16 + 2 * n_cols].view(np.int16)
     np.testing.assert_array_equal(a16[:8], act.a[[0, 2, 1, 3, 4, 6, 5, 7]])
     np.testing.assert_array_equal(row[planes.d :][: act.d.nbytes].view(np.float32), act.d)
-    if kind == "Q256":
-        sums = row[planes.sums :][: n_cols // 16].view(np.int16)
-        np.testing.assert_array_equal(sums, act.a.reshape(-1, 32).astype(int).sum(axis=1))
+    sums = row[planes.sums :][: n_cols // 8].view(np.int16)
+    expected = act.a.reshape(-1, 16).astype(int).sum(axis=1)
+    order = [0, 2, 1, 3] if kind == "Q256" else [0, 1, 2, 3]
+    np.testing.assert_array_equal(sums, expected.reshape(-1, 4)[:, order].ravel())
 
 
 @pytest.mark.parametrize("kind", ["Q256", "Q32"])
@@ -215,6 +225,8 @@ def test_dot_within_activation_quantisation_error(name):
 def test_dot_extreme_codes(name, byte):
     """All codes and scales at an end of their range, activations at +-127: the integers stay exact."""
     rows = np.full((1, 256 // blocks.BLOCK_COLS[name], blocks.BLOCK_BYTES[name]), byte, np.uint8)
+    if name == "MXFP4":
+        rows[..., 0] = 128
     for at in D_OFFSETS[name]:
         rows[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
     rows = rows.reshape(1, -1)

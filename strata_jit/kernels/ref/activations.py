@@ -11,10 +11,19 @@ from strata_jit.kernels.ref.blocks import Array
 BLOCK_COLS = {"Q256": 256, "Q32": 32}
 KIND_OF_TYPE = {
     "IQ4_XS": "Q256",
+    "IQ3_XXS": "Q256",
+    "IQ3_S": "Q256",
+    "Q2_K": "Q256",
+    "Q3_K": "Q256",
     "Q4_K": "Q256",
     "Q5_K": "Q256",
     "Q6_K": "Q256",
     "IQ4_NL": "Q32",
+    "MXFP4": "Q32",
+    "Q4_0": "Q32",
+    "Q4_1": "Q32",
+    "Q5_0": "Q32",
+    "Q5_1": "Q32",
     "Q8_0": "Q32",
     "BF16": "F32",
     "F32": "F32",
@@ -38,8 +47,8 @@ class Activation:
 
     @property
     def sums(self) -> Array:
-        """int16[n_cols / 32]: sum of `a` over each 32 columns."""
-        return self.a.reshape(-1, 32).sum(axis=1, dtype=np.int16)
+        """int16[n_cols / 16]: sum of `a` over each 16 columns."""
+        return self.a.reshape(-1, 16).sum(axis=1, dtype=np.int16)
 
     @property
     def values(self) -> Array:
@@ -54,9 +63,8 @@ class Activation:
             return _planes(self.x)
         pairs = np.stack([self.a.reshape(-1, 32), np.abs(self.a).reshape(-1, 32)], axis=1)
         a16 = self.a.reshape(-1, 4)[:, [0, 2, 1, 3]].astype(np.int16)
-        if self.kind == "Q32":
-            return _planes(pairs, a16, self.d)
-        return _planes(pairs, a16, self.d, self.sums)
+        sums = self.sums if self.kind == "Q32" else self.sums.reshape(-1, 4)[:, [0, 2, 1, 3]]
+        return _planes(pairs, a16, self.d, sums)
 
 
 def quantize_activation(kind: str, x: Array) -> Activation:

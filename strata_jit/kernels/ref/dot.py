@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from strata_jit.kernels.ref.activations import Activation
-from strata_jit.kernels.ref.blocks import BLOCK_COLS, FLOAT_BYTES, Array, dequantize, read_blocks, read_floats
+from strata_jit.kernels.ref.blocks import (
+    BLOCK_COLS,
+    FLOAT_BYTES,
+    Array,
+    Blocks,
+    dequantize,
+    read_blocks,
+    read_floats,
+)
 from strata_jit.kernels.ref.fma import fma32
 
 
@@ -13,8 +21,8 @@ def dot(type_name: str, rows: Array, n_cols: int, act: Activation) -> Array:
     """float32[n_rows]: each row (uint8[n_rows, row bytes], as in the file) times one activation row.
 
     Within a block the sum is an exact integer; blocks are added in ascending order into one accumulator by
-    fma(float32(sum), d * da, acc), the mins of Q4_K and Q5_K right after. Float types: four accumulators by
-    column mod 4, fma in ascending order, (a0 + a1) + (a2 + a3).
+    fma(float32(sum), d * da, acc), the mins of Q2_K, Q4_K and Q5_K or the m of Q4_1 and Q5_1 right after.
+    Float types: four accumulators by column mod 4, fma in ascending order, (a0 + a1) + (a2 + a3).
     """
     if type_name in FLOAT_BYTES:
         return _dot_floats(read_floats(type_name, rows, n_cols), act.x)
@@ -24,17 +32,27 @@ def dot(type_name: str, rows: Array, n_cols: int, act: Activation) -> Array:
     if blocks.scales is not None:
         products *= np.repeat(blocks.scales, n_cols // blocks.scales.shape[1], axis=1)
     sums = products.reshape(n_rows, n_blocks, BLOCK_COLS[type_name]).sum(axis=2).astype(np.float32)
-    scale = blocks.d.astype(np.float32) * act.d
-    if blocks.dmin is not None and blocks.mins is not None:
-        per_min = (blocks.mins * act.sums.astype(np.int64)).reshape(n_rows, n_blocks, -1)
-        min_sums = per_min.sum(axis=2).astype(np.float32)
-        min_scale = blocks.dmin.astype(np.float32) * act.d
+    scale = blocks.scale_d * act.d
+    second = _second_terms(blocks, act)
     acc = np.zeros(n_rows, np.float32)
     for b in range(n_blocks):
         acc = fma32(sums[:, b], scale[:, b], acc)
-        if blocks.dmin is not None:
-            acc = fma32(-min_sums[:, b], min_scale[:, b], acc)
+        if second is not None:
+            acc = fma32(second[0][:, b], second[1][:, b], acc)
     return acc
+
+
+def _second_terms(blocks: Blocks, act: Activation) -> tuple[Array, Array] | None:
+    """The factors of each block's term of mins (-sum of min * sum(a), dmin * da) or of m (sum(a), m * da)."""
+    n_rows, n_blocks = blocks.d.shape
+    if blocks.m is not None:
+        sums = act.sums.reshape(1, n_blocks, -1).sum(axis=2, dtype=np.int64)
+        return np.repeat(sums.astype(np.float32), n_rows, axis=0), blocks.m.astype(np.float32) * act.d
+    if blocks.dmin is None or blocks.mins is None:
+        return None
+    per_min = blocks.mins * act.sums.reshape(blocks.mins.shape[1], -1).sum(axis=1, dtype=np.int64)
+    sums = per_min.reshape(n_rows, n_blocks, -1).sum(axis=2)
+    return -sums.astype(np.float32), blocks.dmin.astype(np.float32) * act.d
 
 
 def _dot_floats(weights: Array, x: Array) -> Array:

@@ -1,0 +1,46 @@
+"""gpt-oss: sinks, a sliding window on alternate layers, biases on every matrix, the experts' included."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strata_jit.errors import ModelError
+from strata_jit.gguf.reader import GGUFFile
+from strata_jit.models.attention import ROPE_NEOX, Attention
+from strata_jit.models.ffn import RoutedFfn
+from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.models.transformer import Transformer
+
+PATTERN = 2
+"""Where the file has no pattern: of so many layers, the last one sees all positions."""
+
+
+def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
+    """The step program of a gpt-oss model."""
+    t = Transformer(file, limits, features=("attention.sliding_window",))
+    windows = sliding_windows(file, t.h.arch, t.h.n_layer)
+    attention = Attention(t, rope_mode=ROPE_NEOX, windows=windows, sinks=True)
+    ffn = RoutedFfn(t)
+    for layer in range(t.h.n_layer):
+        attention.add(layer)
+        ffn.add(layer)
+    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+
+
+def sliding_windows(file: GGUFFile, arch: str, n_layer: int) -> dict[int, int]:
+    """Layer -> window, of those layers that have one.
+
+    The pattern is a number n, where of n layers all but the last have a window, or a flag for each layer.
+    """
+    key = f"{arch}.attention.sliding_window"
+    window, pattern = file.get(key, int), file.metadata.get(f"{key}_pattern", PATTERN)
+    if window < 0:
+        raise ModelError.at(file.path, key, str(window), "0 for none, or a number of positions")
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != n_layer:
+            raise ModelError.at(file.path, f"{key}_pattern", f"{len(pattern)} entries", f"{n_layer}, a layer each")
+        return {layer: window for layer in np.flatnonzero(pattern).tolist() if window}
+    n = file.get(f"{key}_pattern", int, PATTERN)
+    if n < 0:
+        raise ModelError.at(file.path, f"{key}_pattern", str(n), "0 or more")
+    return {layer: window for layer in range(n_layer) if window and (n == 0 or layer % n < n - 1)}
