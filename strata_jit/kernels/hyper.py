@@ -90,13 +90,6 @@ def mix_streams(xn, gate, n_stream, n, out):
         store8(out + k, total / count)
 
 
-@inline_kernel
-def clear_floats(x, n):
-    """float32[n] at `x` = 0."""
-    for k in range(0, 4 * n, 32):
-        store8(x + k, splat8(np.float32(0)))
-
-
 @op
 def hc_combine(control, args, thread):
     """Streams of the rows: copies of the embedding, or with a block's output added."""
@@ -149,7 +142,7 @@ def hc_low(control, args, thread):
 
 @op
 def hc_mix(control, args, thread):
-    """What a block reads: the mean of the gated streams, as activations. Clears what it adds its output to."""
+    """What a block reads: the mean of the gated streams, as activations."""
     n_rows, n = word(control, word(args, MIX.count)), word(args, MIX.n)
     temporary = word(thread, THREAD_SCRATCH) + word(args, MIX.tmp_scratch)
     first, step = team_rows(thread, n_rows)
@@ -159,6 +152,4 @@ def hc_mix(control, args, thread):
         xn = act_row(args, MIX.xn_scratch, thread, row, n_rows) + word(args, MIX.xn_off)
         gate = word(args, MIX.gate) + row * word(args, MIX.gate_stride)
         mix_streams(xn, gate, word(args, MIX.n_stream), n, y)
-        if word(args, MIX.clear) != 0 and (n_rows > 1 or word(thread, THREAD_TEAM_INDEX) == 0):
-            clear_floats(word(args, MIX.block) + row * word(args, MIX.block_stride), n)
         quantise_row(y, n, dst, args, MIX.act_scratch)

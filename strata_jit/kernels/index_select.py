@@ -8,10 +8,11 @@ never NaN and never below zero, so their order is that of their bits: the n_best
 import numpy as np
 
 from strata_jit.kernels._jit import inline_kernel, kernel, op
-from strata_jit.kernels.abi import KV_BLOCK, STEP_N_ROWS, THREAD_SCRATCH
+from strata_jit.kernels.abi import KV_BLOCK, STEP_N_ROWS
 from strata_jit.kernels.hyper import team_rows
 from strata_jit.kernels.kv import row_position
 from strata_jit.kernels.registry import arg_index
+from strata_jit.kernels.selection import selected_words
 from strata_jit.kernels.vec import at_least8, count_bits, load8, load_i64, splat8, store_i64, word
 
 A = arg_index("index_select")
@@ -89,9 +90,7 @@ def index_select(control, args, thread):
     per_word = KV_BLOCK // ratio
     first, step = team_rows(thread, n_rows)
     for row in range(first, n_rows, step):
-        mask = word(args, A.mask) + row * word(args, A.mask_stride)
-        if n_rows == 1:
-            mask = word(thread, THREAD_SCRATCH) + word(args, A.mask_scratch)
+        mask = selected_words(args, A.mask_scratch, thread, row, n_rows)
         n_complete, fill = (row_position(control, row) + 1) // ratio, ALL
         if n_complete > n_best:
             fill = 0

@@ -66,9 +66,13 @@ _QKV = (
 A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
 `work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
+_SELECT = "mask_scratch:s mask:b mask_stride:i ratio:i"
+"""What an indexer has selected, as `kernels/selection.py` reads it: int64[kv_blocks], in the thread scratch
+(one-row step) or a row of a shared buffer. ratio 0: all is seen. Not together with a window."""
+
 _MERGE = (
     "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
-    f"gate_head:i out_scratch:s {_ACT}"
+    f"gate_head:i out_scratch:s {_SELECT} {_ACT}"
 )
 """gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
 -1."""
@@ -185,7 +189,7 @@ _ALL = (
         "attention",
         "attention:attention",
         _BOTH,
-        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i",
+        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i {_SELECT}",
     ),
     # sinks: float32[n_head]; out_scratch: float32[n_head * value_dim]
     _op("attn_merge", "attention", "attn_merge:attn_merge", _MANY, _MERGE),
@@ -303,15 +307,14 @@ _ALL = (
     _op("hc_norm", "norm", "hyper:hc_norm", _MANY, f"{_STREAMS} weight:t eps:f gather:i {_ACT}"),
     # activation planes of silu(low), float32[n]; count as in `linear`
     _op("hc_low", "norm", "hyper:hc_low", _MANY, f"low:b low_stride:i n:i count:i tmp_scratch:s {_ACT}"),
-    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote. clear
-    # 1: block, which `hc_combine` has read, becomes 0, for the next block's output to be added
+    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote
     _op(
         "hc_mix",
         "norm",
         "hyper:hc_mix",
         _MANY,
         "xn_scratch:s xn_shared:b xn_stride:i xn_off:i gate:b gate_stride:i n_stream:i n:i count:i "
-        f"block:b block_stride:i clear:i tmp_scratch:s {_ACT}",
+        f"tmp_scratch:s {_ACT}",
     ),
     # streams += gate * value; that, normed, goes to the ring of the row's sequence, float32[n_ring][n_stream
     # * n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
@@ -341,7 +344,7 @@ _ALL = (
         "attention",
         "index_select:index_select",
         _MANY,
-        "scores:b scores_stride:i ratio:i n_best:i kv_blocks:i mask_scratch:s mask:b mask_stride:i",
+        f"scores:b scores_stride:i n_best:i {_SELECT}",
     ),
 )
 

@@ -132,15 +132,12 @@ def test_norm_low_and_mix(threads, n_rows, n_stream, n):
     gate, xn = rows_of(rng, n_rows, n_stream * n), rows_of(rng, n_rows, n_stream * n + 16)
     for scratch in team.scratch:
         scratch[TMP : TMP + xn[0].nbytes] = xn[0].view(np.uint8)
-    block = floats(n_rows, n + 8, fill=1)
     pairs = zip(xn[:, 16:].reshape(values.shape), gate.reshape(values.shape), strict=True)
     mixed = [ref.mix(x, g) for x, g in pairs]
     rows = run_act(team, "hc_mix", step, out, n_rows, xn_scratch=TMP, xn_shared=xn, xn_stride=xn.strides[0],
                    xn_off=64, gate=gate, gate_stride=gate.strides[0], n_stream=n_stream, n=n,
-                   count=STEP_N_ROWS, block=block, block_stride=block.strides[0], clear=1,
-                   tmp_scratch=1 << 15)  # fmt: skip
+                   count=STEP_N_ROWS, tmp_scratch=1 << 15)  # fmt: skip
     np.testing.assert_array_equal(rows, np.repeat(out.expected(mixed), copies, axis=0))
-    assert not block[:, :n].any() and (block[:, n:] == 1).all()
 
 
 def test_low_and_mix_count_the_wanted_rows():

@@ -74,7 +74,7 @@ class Runner:
         masks = aligned(8 * n * N_BLOCKS).view(np.int64).reshape(n, N_BLOCKS)
         masks[:] = UNWRITTEN
         self.team.run(
-            "index_select", step, ratio=s.ratio, n_best=self.n_best, kv_blocks=N_BLOCKS,
+            "index_select", step, ratio=s.ratio, n_best=self.n_best,
             mask_scratch=self.mask_scratch, mask=masks, mask_stride=masks.strides[0], **scored,
         )  # fmt: skip
         if n == 1:
