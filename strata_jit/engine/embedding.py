@@ -23,9 +23,11 @@ CACHED_ROWS = 1024
 class EmbeddingRows:
     """float32 rows of `token_embd.weight` (uint8 blocks in the file), the latest ones cached."""
 
-    def __init__(self, file: GGUFFile, info: TensorInfo) -> None:
+    def __init__(self, file: GGUFFile, info: TensorInfo, scale: float = 1.0) -> None:
+        """`scale`: factor of every row."""
         self._path = file.parts[info.part]
         self._info = info
+        self._scale = np.float32(scale)
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
@@ -52,4 +54,4 @@ class EmbeddingRows:
         data = os.pread(self._fd, info.row_bytes, info.offset + token * info.row_bytes)
         if len(data) != info.row_bytes:
             raise ModelError(f"{self._path}: the file has become shorter while it was in use")
-        return dequantize(info.type, np.frombuffer(data, np.uint8), info.n_cols)
+        return dequantize(info.type, np.frombuffer(data, np.uint8), info.n_cols) * self._scale

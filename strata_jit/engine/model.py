@@ -150,7 +150,7 @@ class Model:
         self._is_open = True
         self._file, self._pool = file, pool
         self._skipped = language_model.skipped
-        self._embedding = EmbeddingRows(file, language_model.token_embd)
+        self._embedding = EmbeddingRows(file, language_model.token_embd, language_model.embedding_scale)
         self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
         self.info = _info(file, planned, language_model, pool)
 

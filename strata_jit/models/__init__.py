@@ -10,11 +10,15 @@ from collections.abc import Callable
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
-from strata_jit.models import llama, qwen3moe
+from strata_jit.models import glm4moe, granitemoe, llama, olmoe, qwen2moe, qwen3moe
 from strata_jit.models.language_model import LanguageModel, StepLimits
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
+    "glm4moe": glm4moe.build,
+    "granitemoe": granitemoe.build,
     "llama": llama.build,
+    "olmoe": olmoe.build,
+    "qwen2moe": qwen2moe.build,
     "qwen3moe": qwen3moe.build,
 }
 """`general.architecture` -> builder."""

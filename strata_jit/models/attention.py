@@ -84,7 +84,7 @@ class Attention:
         gate = self._gate(offsets["q"]) if self.gated else None
         self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate)
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
-        segment = t.segment(output, merged, out, out_stride, add=add, bias=bias)
+        segment = t.segment(output, merged, out, out_stride, add=add, bias=bias, scale=t.h.residual_scale)
         t.linear(f"{blk}attn_output", merged, [segment])
 
     def _gate(self, q_off: int) -> dict[str, int]:

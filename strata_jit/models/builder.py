@@ -23,6 +23,9 @@ from strata_jit.pool.program import Arg, ArgKind, BufferSpec, Op, Program, Tenso
 
 Count = Literal["rows", "out"]
 Role = Literal["matrix", "vector"]
+Part = tuple[int, int]
+"""(i, n): the i-th of n equal parts of a tensor that holds several."""
+WHOLE: Part = (0, 1)
 LINE = 64
 NONE = -1
 """No tensor, for an optional field."""
@@ -69,7 +72,7 @@ class ProgramBuilder:
         self.file = file
         self.reference = reference
         self._tensors: list[TensorSpec] = []
-        self._ids: dict[str, int] = {}
+        self._ids: dict[tuple[str, int], int] = {}
         self._buffers: list[BufferSpec] = []
         self._ops: list[Op] = []
         self._scratch = 0
@@ -85,15 +88,13 @@ class ProgramBuilder:
         info = self.file.tensor(name)
         if info.shape != shape:
             raise self._shape_fault(info, shape)
-        if info.type.name not in ("F32", "F16", "BF16"):
-            raise ModelError(
-                f"{self.file.path}: vector {name} has type {info.type.name}, expected F32, F16 or BF16"
-            )
-        return self._add(info, "vector", "F32", pair=None)
+        self._check_vector(info)
+        return self._add(info, "vector", "F32")
 
     def matrix(self, name: str, n_cols: int, n_rows: int) -> int:
-        """Id of a matrix, cut by rows over the nodes."""
-        return self._matrix(name, (n_cols, n_rows), None)
+        """Id of a matrix, cut by rows over the nodes; one row may stand in the file as a vector."""
+        is_vector = n_rows == 1 and self.has(name) and len(self.file.tensor(name).shape) == 1
+        return self._matrix(name, (n_cols,) if is_vector else (n_cols, n_rows))
 
     def experts(
         self,
@@ -103,14 +104,26 @@ class ProgramBuilder:
         n_expert: int,
         pair: int | None = None,
         chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
         """Id of the matrices of all experts, or of the `chosen` ones.
 
-        `pair`: the gate whose octets alternate with this up's, where both are stored alike.
+        `pair`: the gate whose octets alternate with this up's, where both are stored alike. `part`: which
+        part of the tensor's rows they are.
         """
         if pair is not None and self.store_type(pair) != self._store_type(self.file.tensor(name)):
             pair = None
-        return self._matrix(name, (n_cols, n_rows, n_expert), pair, chosen)
+        return self._matrix(name, (n_cols, part[1] * n_rows, n_expert), pair, chosen, part)
+
+    def expert_vectors(
+        self, name: str, n: int, n_expert: int, chosen: tuple[int, ...] | None = None, part: Part = WHOLE
+    ) -> int:
+        """Id of float32 vectors of n elements, one of each expert (or `chosen` one), whole on every node."""
+        info = self.file.tensor(name)
+        if info.shape != (part[1] * n, n_expert):
+            raise self._shape_fault(info, (part[1] * n, n_expert))
+        self._check_vector(info)
+        return self._add(info, "vector", "F32", chosen=chosen, part=part)
 
     def embedding(self, name: str, n_cols: int) -> TensorInfo:
         """A matrix whose rows are read from the file one by one, by the host."""
@@ -129,8 +142,19 @@ class ProgramBuilder:
         """Store type of a tensor, "auto-f32" where the file decides between F32 and BF16."""
         return self._tensors[tensor].store_type
 
+    def _check_vector(self, info: TensorInfo) -> None:
+        if info.type.name not in ("F32", "F16", "BF16"):
+            raise ModelError(
+                f"{self.file.path}: vector {info.name} has type {info.type.name}, expected F32, F16 or BF16"
+            )
+
     def _matrix(
-        self, name: str, shape: tuple[int, ...], pair: int | None, chosen: tuple[int, ...] | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        pair: int | None = None,
+        chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
         info = self.file.tensor(name)
         if info.shape != shape:
@@ -142,7 +166,7 @@ class ProgramBuilder:
             raise ModelError(
                 f"{self.file.path}: tensor {name}: rows of {info.n_cols} do not make whole {store} blocks"
             )
-        return self._add(info, "matrix", store, pair, chosen)
+        return self._add(info, "matrix", store, pair, chosen, part)
 
     def _store_type(self, info: TensorInfo) -> str:
         try:
@@ -158,11 +182,16 @@ class ProgramBuilder:
         info: TensorInfo,
         role: Role,
         store: str,
-        pair: int | None,
+        pair: int | None = None,
         chosen: tuple[int, ...] | None = None,
+        part: Part = WHOLE,
     ) -> int:
-        if info.name in self._ids:
-            return self._ids[info.name]
+        """Experts lie along the last axis; a part of each is of its rows, or of a vector's elements."""
+        key = info.name, part[0]
+        if key in self._ids:
+            return self._ids[key]
+        is_vector, n_bytes = role == "vector", info.row_bytes * (1 if role == "vector" else info.n_rows)
+        n_expert = info.n_rows if is_vector else info.n_expert
         tensor = len(self._tensors)
         self._tensors.append(
             TensorSpec(
@@ -171,18 +200,18 @@ class ProgramBuilder:
                 role=role,
                 file_type=info.type.name,
                 store_type=store,
-                n_cols=info.n_cols,
-                n_rows=info.n_rows,
-                n_expert=info.n_expert if chosen is None else len(chosen),
+                n_cols=info.n_cols // part[1] if is_vector else info.n_cols,
+                n_rows=1 if is_vector else info.n_rows // part[1],
+                n_expert=n_expert if chosen is None else len(chosen),
                 experts=chosen,
                 part=info.part,
-                offset=info.offset,
-                row_bytes=info.row_bytes,
-                expert_bytes=info.row_bytes * info.n_rows,
+                offset=info.offset + n_bytes * part[0] // part[1],
+                row_bytes=info.row_bytes // part[1] if is_vector else info.row_bytes,
+                expert_bytes=n_bytes,
                 pair=pair,
             )
         )
-        self._ids[info.name] = tensor
+        self._ids[key] = tensor
         return tensor
 
     def _shape_fault(self, info: TensorInfo, expected: Sequence[object]) -> ModelError:
@@ -246,7 +275,7 @@ class ProgramBuilder:
 
     def check_all_used(self, ignored: Iterable[str] = ()) -> None:
         """ModelError for a tensor that no op reads: leaving it out would change the model's answers."""
-        known = self._ids.keys() | set(ignored)
+        known = {name for name, _ in self._ids} | set(ignored)
         unused = [name for name in self.file.tensors if name not in known]
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

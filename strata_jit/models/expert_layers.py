@@ -13,11 +13,13 @@ from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models.builder import ProgramBuilder, padded
-from strata_jit.models.experts import GIVEN, Experts
-from strata_jit.models.hparams import read_hparams
+from strata_jit.models.experts import GIVEN, Experts, Target, expert_matrices, expert_width
+from strata_jit.models.hparams import FEATURES, read_hparams
 from strata_jit.pool.program import Program
 
-_GATE = re.compile(r"blk\.(\d+)\.ffn_gate_exps\.weight")
+_DOWN = re.compile(r"blk\.(\d+)\.ffn_down_exps\.weight")
+
+_OF_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_\w+_exps\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +55,16 @@ def build_expert_layers(
     file: GGUFFile, max_rows: int, resident: Mapping[int, Collection[int]]
 ) -> ExpertLayers:
     """Programs of the layers' complements: layer's experts minus `resident[layer]`, which are not loaded."""
-    h = read_hparams(file)
-    found = (_GATE.fullmatch(name) for name in file.tensors)
+    h = read_hparams(file, FEATURES)  # of which none concerns the experts
+    found = (_DOWN.fullmatch(name) for name in file.tensors)
     numbers = sorted(n for match in found if match and (n := int(match[1])) < h.n_layer)
     if not numbers:
-        raise ModelError(f"{file.path}: no tensor blk.N.ffn_gate_exps.weight, expected a model with experts")
+        raise ModelError(f"{file.path}: no tensor blk.N.ffn_down_exps.weight, expected a model with experts")
     unknown = sorted(set(resident) - set(numbers))
     if unknown:
         raise UsageError(f"resident experts of layer {unknown[0]}: the model has no experts there")
     b = ProgramBuilder(file)
-    n_ff = file.tensor(f"blk.{numbers[0]}.ffn_gate_exps.weight").n_rows
+    n_ff = expert_width(file, f"blk.{numbers[0]}.")
     stride = padded(h.n_embd)
     x, y = (b.buffer(name, max_rows * stride) for name in ("x", "y"))
     tile, row = b.scratch(tmp_scratch_bytes()), b.scratch(4 * h.n_embd)
@@ -73,16 +75,15 @@ def build_expert_layers(
     for layer in numbers:
         first, blk = b.n_ops, f"blk.{layer}."
         chosen = complement(h.n_expert, resident.get(layer, ()))
-        gate = b.experts(f"{blk}ffn_gate_exps.weight", h.n_embd, n_ff, h.n_expert, chosen=chosen)
-        up = b.experts(f"{blk}ffn_up_exps.weight", h.n_embd, n_ff, h.n_expert, gate, chosen)
-        down = b.experts(f"{blk}ffn_down_exps.weight", n_ff, h.n_embd, h.n_expert, chosen=chosen)
-        wanted = {b.act_kind(gate), b.act_kind(up)}
+        m = expert_matrices(b, blk, h.n_embd, n_ff, h.n_expert, chosen)
+        wanted = {b.act_kind(m.gate), b.act_kind(m.up)}
         write = act.write | {f"off_{k.lower()}": -1 for k in act.offsets if k not in wanted}
         source = {"x": x, "x_stride": stride, "weight": -1, "n": h.n_embd, "eps": 0.0, "gather": 0}
         b.op("norm_quant", f"{blk}quantise", source | write | {"tmp_scratch": row})
         experts.route(f"{blk}route", GIVEN)
-        experts.run(blk, act, gate, up, down, y, stride)
+        experts.run(blk, act, m, Target(y, stride))
         layers[layer] = (first, b.n_ops - first)
+    b.check_all_used(name for name in file.tensors if not _is_of_experts(name, numbers))
     return ExpertLayers(
         program=b.finish(kv_bytes=0),
         n_embd=h.n_embd,
@@ -95,3 +96,9 @@ def build_expert_layers(
         ids=experts.ids,
         weights=experts.weights,
     )
+
+
+def _is_of_experts(name: str, layers: Collection[int]) -> bool:
+    """Whether a tensor belongs to the routed experts of one of the layers."""
+    match = _OF_EXPERTS.match(name)
+    return match is not None and int(match[1]) in layers

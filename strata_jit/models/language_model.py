@@ -58,6 +58,8 @@ class LanguageModel:
     """Buffer id of float32[max_rows][logits_stride / 4], one row per wanted row."""
     logits_stride: int
     token_embd: TensorInfo
+    embedding_scale: float
+    """Factor of a token's embedding."""
     constants: tuple[Constant, ...]
     n_expert_used: int
     skipped: int | None

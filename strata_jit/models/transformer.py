@@ -69,16 +69,25 @@ class Transformer:
         self.b.op("norm_quant", label, fields, count="out" if gather else "rows")
 
     def linear(
-        self, label: str, act: Act, segments: Sequence[dict[str, float]], count: Count = "rows"
+        self,
+        label: str,
+        act: Act,
+        segments: Sequence[dict[str, float]],
+        count: Count = "rows",
+        *,
+        at_one_row: bool = True,
     ) -> None:
-        """Matrices that read the same activation row; segments as `segment` gives them."""
+        """Matrices that read the same activation row; segments as `segment` gives them.
+
+        at_one_row  False: nothing in a step of one row, where another op does it
+        """
         fields = {
             **act.read,
             "count": STEP_N_OUT if count == "out" else STEP_N_ROWS,
             "tmp_scratch": self.tile_scratch,
             "n_segments": len(segments),
         }
-        self.b.op("linear", label, fields, segments, count)
+        self.b.op("linear" if at_one_row else "linear_rows", label, fields, segments, count)
 
     def segment(
         self,
@@ -125,13 +134,7 @@ class Transformer:
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(
-        self,
-        *,
-        kv_blocks: int,
-        kv_bytes: int,
-        state_bytes: int = 0,
-        skipped: int | None = None,
-        logit_scale: float = 1.0,
+        self, *, kv_blocks: int, kv_bytes: int, state_bytes: int = 0, skipped: int | None = None
     ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
@@ -147,7 +150,8 @@ class Transformer:
         stride = padded(n_vocab)
         logits = b.buffer("logits", self.limits.max_rows * stride)
         self.norm("output_norm", "output_norm.weight", act, [head], gather=True)
-        self.linear("output", act, [self.segment(head, act, logits, stride, scale=logit_scale)], count="out")
+        segment = self.segment(head, act, logits, stride, scale=1 / h.logit_scale)
+        self.linear("output", act, [segment], count="out")
         nextn = [n for n in self.file.tensors if self._is_nextn(n)]
         b.check_all_used([embd.name, *self._on_host, *nextn])
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
@@ -163,6 +167,7 @@ class Transformer:
             logits=logits,
             logits_stride=stride,
             token_embd=embd,
+            embedding_scale=h.embedding_scale,
             constants=tuple(self.constants),
             n_expert_used=h.n_expert_used,
             skipped=skipped,

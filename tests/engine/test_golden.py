@@ -6,7 +6,7 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["llama", "qwen3moe", "qwen3moe-nl"]
+MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl"]
 
 
 @pytest.fixture(params=MODELS)
