@@ -24,13 +24,18 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
 """`general.architecture` -> builder."""
 
 
+def check_architecture(file: GGUFFile) -> str:
+    """The architecture of `file`; ModelError if it is not supported."""
+    arch = file.get("general.architecture", str)
+    if arch not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"{file.path}: architecture {arch!r} is not supported (supported: {known})")
+    return arch
+
+
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of the model in `file`.
 
     ModelError for an architecture, a tensor type or a feature that is not supported, naming it.
     """
-    arch = file.get("general.architecture", str)
-    if arch not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"{file.path}: architecture {arch!r} is not supported (supported: {known})")
-    return ARCHITECTURES[arch](file, limits)
+    return ARCHITECTURES[check_architecture(file)](file, limits)

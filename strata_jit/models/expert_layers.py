@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.scratch import tmp_scratch_bytes
+from strata_jit.models import check_architecture
 from strata_jit.models.builder import ProgramBuilder, padded
 from strata_jit.models.experts import GIVEN, Experts, Target, expert_matrices, expert_width
 from strata_jit.models.hparams import FEATURES, read_hparams
@@ -55,6 +56,7 @@ def build_expert_layers(
     file: GGUFFile, max_rows: int, resident: Mapping[int, Collection[int]]
 ) -> ExpertLayers:
     """Programs of the layers' complements: layer's experts minus `resident[layer]`, which are not loaded."""
+    check_architecture(file)
     h = read_hparams(file, FEATURES)  # of which none concerns the experts
     found = (_DOWN.fullmatch(name) for name in file.tensors)
     numbers = sorted(n for match in found if match and (n := int(match[1])) < h.n_layer)

@@ -72,7 +72,7 @@ class RoutedFfn:
         self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
+        """The matrices that read the layer's input; who writes it must write their kinds of activation."""
         blk, dense = f"blk.{layer}.", self._dense(layer)
         if dense:
             return dense.inputs(blk)

@@ -1,4 +1,4 @@
-"""Granite MoE: interleaved rotary pairs; scales of embedding, residual, attention and logits; shared expert."""
+"""Granite MoE: interleaved rotary pairs; scales of embedding, residual, attention, logits; shared expert."""
 
 from __future__ import annotations
 

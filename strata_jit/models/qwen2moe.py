@@ -1,4 +1,4 @@
-"""Qwen2 MoE: rotary halves, biases of q, k and v, the softmax's weights as they are, weighted shared expert."""
+"""Qwen2 MoE: rotary halves, biases of q, k and v, no renormalised weights, a shared expert with a weight."""
 
 from __future__ import annotations
 

@@ -68,5 +68,5 @@ def _write_keys(writer, fields, changes):
         writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
     for name, value in changes.items():
         if value is not None:
-            kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
-            writer.add_key_value(name, value, kind)
+            kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32}
+            writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))

@@ -67,6 +67,24 @@ def test_pieces_of_a_one_row_op(golden, baseline, tasks):
     compare(golden, baseline, workers=1, chunk=1, pool_tasks=tasks)
 
 
+LAYOUTS = [
+    {"workers": 1, "chunk": 1},
+    {"workers": 0, "chunk": 1, "pool_tasks": 5},
+    {"workers": 2, "chunk": 7, "numa_pool": "test", "test_slices": 3},
+    {"workers": 1, "chunk": 7, "isa": "portable"},
+]
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "granitemoe", "olmoe", "qwen2moe"])
+def test_other_families(request_golden, name):
+    """The parts that the two models above do not have."""
+    golden = Golden(request_golden(name))
+    baseline = logits(golden, workers=0, chunk=64)
+    for options in LAYOUTS:
+        found = logits(golden, **options)
+        np.testing.assert_array_equal(found, baseline, err_msg=f"{options}")
+
+
 def test_longer_than_a_kv_block(golden):
     """300 positions: two KV blocks, on one node and on two."""
     tokens = np.resize(golden.tokens[0], 300)

@@ -22,24 +22,37 @@ def pool(path):
         yield pool
 
 
-def expert_weights(path, layer, role):
-    """float64[n_expert, n_rows, n_cols]."""
+def expert_weights(path, layer, role, kind="weight"):
+    """float64[n_expert, n_rows, n_cols]; of biases [n_expert, n]; 0 where there are none."""
     file = open_gguf(path)
-    info = file.tensor(f"blk.{layer}.ffn_{role}_exps.weight")
+    name = f"blk.{layer}.ffn_{role}_exps.{kind}"
+    if name not in file.tensors:
+        return np.zeros((file.tensor(name.replace("bias", "weight")).n_expert, 1))
+    info = file.tensor(name)
     data = np.fromfile(file.parts[info.part], np.uint8, info.nbytes, offset=info.offset)
-    rows = data.reshape(info.n_expert, info.n_rows, info.row_bytes)
+    rows = data.reshape(*info.shape[2:], info.n_rows, info.row_bytes)
     return dequantize(info.type, rows, info.n_cols).astype(np.float64)
 
 
-def expected(path, layer, x, ids, weights, resident=()):
+def swiglu(g, u):
+    return g / (1 + np.exp(-g)) * u
+
+
+def swiglu_oai(g, u):
+    g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+    return g / (1 + np.exp(-1.702 * g)) * (u + 1)
+
+
+def expected(path, layer, x, ids, weights, resident=(), activation=swiglu):
     gate, up, down = (expert_weights(path, layer, role) for role in ("gate", "up", "down"))
+    gate_b, up_b, down_b = (expert_weights(path, layer, role, "bias") for role in ("gate", "up", "down"))
     y = np.zeros(x.shape)
     for t, row in enumerate(x.astype(np.float64)):
         for expert, weight in zip(ids[t], weights[t], strict=True):
             if expert < 0 or expert in resident:
                 continue
-            g = gate[expert] @ row
-            y[t] += weight * (down[expert] @ (g / (1 + np.exp(-g)) * (up[expert] @ row)))
+            ff = activation(gate[expert] @ row + gate_b[expert], up[expert] @ row + up_b[expert])
+            y[t] += weight * (down[expert] @ ff + down_b[expert])
     return y
 
 
@@ -87,6 +100,25 @@ def test_residents_are_not_served(path):
         assert_close(pool.run(0, x, ids, weights), truth)
         assert_close(pool.run(1, x, ids, weights), expected(path, 1, x, ids, weights))
         np.testing.assert_array_equal(pool.run(2, x, ids, weights), np.zeros_like(x))
+
+
+FAMILIES = {"glm4moe": swiglu, "granitemoe": swiglu, "gpt-oss": swiglu_oai}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_families(request_golden, name):
+    """Dense layers and shared experts are not the pool's; scales of the residual stream neither."""
+    path = request_golden(name) / "model.gguf"
+    with strata_jit.ExpertPool(path, {2: {0, 3}}, max_tokens=4) as pool:
+        n_dense = open_gguf(path).get(f"{name}.leading_dense_block_count", int, 0)
+        assert pool.layers[0] == n_dense
+        x, ids, weights = batch(4, None, pool.n_expert, pool.n_expert_used, pool.n_embd)
+        ids[0, 0] = 3
+        for layer, resident in ((1, ()), (2, (0, 3))):
+            truth = expected(path, layer, x, ids, weights, resident, FAMILIES[name])
+            found = pool.run(layer, x, ids, weights)
+            assert_close(found, truth)
+            np.testing.assert_array_equal(pool.run(layer, x[:1], ids[:1], weights[:1])[0], found[0])
 
 
 def test_slices_give_the_same_bits(pool, path):
