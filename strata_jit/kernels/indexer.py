@@ -117,7 +117,8 @@ def complete_block(args, keys, position, mean):
     mean_key(keys + HALF_BYTES * head_dim * ratio * index_block, head_dim, ratio, mean)
     weight, angles = vector_address(word(args, INDEX.k_norm)), mean + 4 * head_dim
     rms_norm(mean, weight, head_dim, float_word(args, INDEX.eps), mean)
-    write_angles(position - ratio + 1, word(args, INDEX.freqs), n_rot // 2, 1.0, angles)
+    factor = np.float64(float_word(args, INDEX.angle_factor))
+    write_angles(position - ratio + 1, word(args, INDEX.freqs), n_rot // 2, factor, angles)
     rotate(mean, angles, n_rot, ROPE_NEOX)
     store_block_key(mean, head_dim, index_block, block_keys(keys, head_dim))
 

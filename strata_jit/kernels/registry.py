@@ -82,8 +82,8 @@ _STREAMS = "streams_scratch:s streams:b streams_stride:i n_stream:i n:i"
 every thread has its own) or in a shared buffer."""
 
 _INDEX = (
-    "index_qk:b index_stride:i index_q_off:i index_k_off:i q_norm:t k_norm:t eps:f angles:b freqs:b n_rot:i "
-    "n_head:i head_dim:i ratio:i n_best:i layer_off:i slot_bytes:i work_scratch:s"
+    "index_qk:b index_stride:i index_q_off:i index_k_off:i q_norm:t k_norm:t eps:f angles:b freqs:b "
+    "angle_factor:f n_rot:i n_head:i head_dim:i ratio:i n_best:i layer_off:i slot_bytes:i work_scratch:s"
 )
 """`ratio`: positions of an index block; `n_best`: blocks that a row attends to besides its incomplete one;
 `layer_off`: the place of the layer's index keys in a KV slot; `work_scratch` takes `index_scratch_bytes`."""

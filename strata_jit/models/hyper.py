@@ -1,24 +1,20 @@
 """Hyper-connections in place of the residual stream: what blocks read, and where their output goes.
 
-For the pieces nothing changes: they call `norm` for their input and add their output to `x`. Here `norm`
-first takes the last block's output out of `x` into the streams, then mixes the streams into the activation
-row; `x` is 0 again when the next block adds to it. Arithmetic: `kernels/hyper.py`. Tensors, per block:
-hc_attn_* and hc_ffn_*, at the end output_hc_*.
+A block's input is `mix`, its output goes to the buffer `out`, from where the next mix takes it into the streams.
+Arithmetic: `kernels/hyper.py`. Tensors, for each mix: NAME_norm, _down, _up and, unless it is the last,
+_inject; at the end the mix output_hc_* stands in the place of the output norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.models.builder import Act, Count, padded
+from strata_jit.models.hparams import positive_multiple
 from strata_jit.models.language_model import StepLimits
 from strata_jit.models.transformer import Transformer
-
-PREFIXES = {"attn_norm": "hc_attn", "ffn_norm": "hc_ffn", "output_norm": "output_hc"}
-"""Norm that a piece asks for -> tensors of the mix that stands in its place."""
 
 
 class HyperTransformer(Transformer):
@@ -27,117 +23,114 @@ class HyperTransformer(Transformer):
     def __init__(self, file: GGUFFile, limits: StepLimits, features: Collection[str] = ()) -> None:
         super().__init__(file, limits, features)
         h, b, n_rows = self.h, self.b, limits.max_rows
-        self.n_stream = _multiple(file, f"{h.arch}.hyper_connection.count", 1)
-        self.low_rank = _multiple(file, f"{h.arch}.hyper_connection.low_rank", 8)
-        self.n_streams = self.n_stream * h.n_embd
-        stride = self.gate_stride = padded(self.n_streams)
+        self.n_stream = positive_multiple(file, f"{h.arch}.hyper_connection.count")
+        self.low_rank = positive_multiple(file, f"{h.arch}.hyper_connection.low_rank", 8)
+        self.n_all = self.n_stream * h.n_embd
+        self.all_stride = padded(self.n_all)
         self.streams = {
-            "streams_scratch": b.scratch(stride),
-            "streams": b.buffer("streams", n_rows * stride),
-            "streams_stride": stride,
+            "streams_scratch": b.scratch(self.all_stride),
+            "streams": b.buffer("streams", n_rows * self.all_stride),
+            "streams_stride": self.all_stride,
             "n_stream": self.n_stream,
             "n": h.n_embd,
         }
-        self.low_stride = padded(self.low_rank) + padded(self.n_stream)
-        """A row of it: `down`, then `inject`."""
+        self.inject_off = padded(self.low_rank)
+        self.low_stride = self.inject_off + padded(self.n_stream)
         self.low = b.buffer("hc_low", n_rows * self.low_stride)
+        """Rows of `down`'s output, `inject`'s behind it."""
         self.low_scratch = b.scratch(4 * self.low_rank)
-        self.gate = b.buffer("hc_gate", n_rows * stride)
-        self.has_streams = False
-        """Whether there are streams yet; else `x` holds the embedding."""
-        self.pending = True
-        """Whether `x` holds something that is not yet in the streams."""
+        self.gate = b.buffer("hc_gate", n_rows * self.all_stride)
+        self.out_stride = padded(h.n_embd)
+        self.out = b.buffer("block_out", n_rows * self.out_stride)
+        """Where a block puts its output, float32 rows of n_embd."""
+        self._pending: int | None = self.x
+        """Buffer that the streams have not taken in yet: the embedding, a block's output."""
+
+    def mix(self, name: str, tensors: Sequence[int]) -> Act:
+        """Append the mix whose tensors begin with `name`; the activation row that `tensors`, a block's, read."""
+        act = self.act("act", self.h.n_embd, tensors)
+        self._mix(name, act, tensors, "rows")
+        self._pending = self.out
+        return act
 
     def norm(
         self, label: str, weight: str, act: Act, tensors: Sequence[int], *, gather: bool = False
     ) -> None:
-        """The mix that stands in the norm's place, into the activation row."""
-        blk, _, name = label.rpartition(".")
-        self.mix(f"{blk}.{PREFIXES[name]}" if blk else PREFIXES[name], act, tensors, gather=gather)
+        """The last mix, in the place of the only norm that such a model has: that before the head."""
+        if not gather:
+            raise ValueError(f"{label}: blocks of a model with hyper-connections read a mix")
+        self._mix("output_hc", act, tensors, "out")
 
-    def combine(self, label: str, *, gather: bool = False) -> None:
-        """Put what `x` holds, the embedding or a block's output, into the streams, unless it is there."""
-        if not self.pending:
+    def combine(self, label: str, count: Count = "rows") -> None:
+        """Take the embedding or the last block's output into the streams, unless they have it."""
+        if self._pending is None:
             return
         fields = {
-            "block": self.x,
-            "block_stride": self.x_stride,
+            "block": self._pending,
+            "block_stride": self.x_stride if self._pending == self.x else self.out_stride,
             "inject": self.low,
             "inject_stride": self.low_stride,
-            "inject_off": padded(self.low_rank),
-            "first": int(not self.has_streams),
-            "gather": int(gather),
+            "inject_off": self.inject_off,
+            "first": int(self._pending == self.x),
+            "gather": int(count == "out"),
         }
-        self.has_streams, self.pending = True, False
-        self.b.op("hc_combine", label, fields | self.streams, count="out" if gather else "rows")
+        self.b.op("hc_combine", label, fields | self.streams, count=count)
+        self._pending = None
 
-    def mix(self, name: str, act: Act, tensors: Sequence[int], *, gather: bool) -> None:
-        """Append a mix, its tensors named `name`_norm, _down, _up and, unless it is the last, _inject."""
-        self.combine(f"{name}_combine", gather=gather)
-        xn = self._normed(name, gather)
-        self._gate(name, gather)
-        mixed = {
+    def _mix(self, name: str, act: Act, tensors: Sequence[int], count: Count) -> None:
+        self.combine(f"{name}_combine", count)
+        xn = self._normed(name, count)
+        self._gate(name, count)
+        fields = {
             "xn_scratch": xn.scratch,
             "xn_shared": xn.shared,
             "xn_stride": xn.stride,
             "xn_off": xn.offsets["F32"],
             "gate": self.gate,
-            "gate_stride": self.gate_stride,
+            "gate_stride": self.all_stride,
             "n_stream": self.n_stream,
             "n": self.h.n_embd,
-            "count": STEP_N_OUT if gather else STEP_N_ROWS,
-            "block": self.x,
-            "block_stride": self.x_stride,
-            "clear": int(not gather),
+            "count": _count_word(count),
             "tmp_scratch": self.row_scratch,
         }
-        count: Count = "out" if gather else "rows"
-        self.b.op("hc_mix", f"{name}_mix", mixed | self.wanted(act, tensors), count=count)
-        self.pending = True
+        self.b.op("hc_mix", f"{name}_mix", fields | self.wanted(act, tensors), count=count)
 
-    def _normed(self, name: str, gather: bool) -> Act:
+    def _normed(self, name: str, count: Count) -> Act:
         """Norm of the streams, then `down` and `inject`; returns the normed streams."""
         b = self.b
-        count: Count = "out" if gather else "rows"
-        inputs = {"down": b.matrix(f"{name}_down.weight", self.n_streams, self.low_rank)}
-        if not gather:
-            inputs["inject"] = b.matrix(f"{name}_inject.weight", self.n_streams, self.n_stream)
-        xn = self.act("hc_act", self.n_streams, list(inputs.values()))
+        tensors = [b.matrix(f"{name}_down.weight", self.n_all, self.low_rank)]
+        if count == "rows":
+            tensors.append(b.matrix(f"{name}_inject.weight", self.n_all, self.n_stream))
+        xn = self.act("hc_act", self.n_all, tensors)
         norm = {
-            "weight": b.vector(f"{name}_norm.weight", self.n_streams),
+            "weight": b.vector(f"{name}_norm.weight", self.n_all),
             "eps": self.h.eps,
-            "gather": int(gather),
+            "gather": int(count == "out"),
         }
-        written = self.wanted(xn, list(inputs.values())) | {"off_f32": xn.offsets["F32"]}
+        written = self.wanted(xn, tensors) | {"off_f32": xn.offsets["F32"]}
         b.op("hc_norm", f"{name}_norm", self.streams | norm | written, count=count)
-        offsets = {"down": 0, "inject": padded(self.low_rank)}
         segments = [
-            self.segment(tensor, xn, self.low, self.low_stride, offsets[part], scale=1 / self.n_stream)
-            for part, tensor in inputs.items()
+            self.segment(tensor, xn, self.low, self.low_stride, offset, scale=1 / self.n_stream)
+            for tensor, offset in zip(tensors, (0, self.inject_off), strict=False)
         ]
-        self.linear(f"{name}_down", xn, segments, count=count)
+        self.linear(f"{name}_down", xn, segments, count)
         return xn
 
-    def _gate(self, name: str, gather: bool) -> None:
+    def _gate(self, name: str, count: Count) -> None:
         """From `down`'s output to the gate of every element of the streams."""
-        b = self.b
-        count: Count = "out" if gather else "rows"
-        up = b.matrix(f"{name}_up.weight", self.low_rank, self.n_streams)
+        up = self.b.matrix(f"{name}_up.weight", self.low_rank, self.n_all)
         act = self.act("hc_low_act", self.low_rank, [up])
         low = {
             "low": self.low,
             "low_stride": self.low_stride,
             "n": self.low_rank,
-            "count": STEP_N_OUT if gather else STEP_N_ROWS,
+            "count": _count_word(count),
             "tmp_scratch": self.low_scratch,
         }
-        b.op("hc_low", f"{name}_low", low | self.wanted(act, [up]), count=count)
-        segment = self.segment(up, act, self.gate, self.gate_stride, sigmoid=True)
-        self.linear(f"{name}_up", act, [segment], count=count)
+        self.b.op("hc_low", f"{name}_low", low | self.wanted(act, [up]), count=count)
+        segment = self.segment(up, act, self.gate, self.all_stride, sigmoid=True)
+        self.linear(f"{name}_up", act, [segment], count)
 
 
-def _multiple(file: GGUFFile, key: str, factor: int) -> int:
-    value = file.get(key, int)
-    if value <= 0 or value % factor:
-        raise ModelError.at(file.path, key, str(value), f"a positive multiple of {factor}")
-    return value
+def _count_word(count: Count) -> int:
+    return STEP_N_OUT if count == "out" else STEP_N_ROWS

@@ -6,7 +6,8 @@ attention. Owns the tensors' names and the buffers of scores and choices; arithm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from strata_jit.errors import ModelError
 from strata_jit.kernels.abi import KV_BLOCK
 from strata_jit.kernels.registry import index_block_bytes, index_scratch_bytes
 from strata_jit.models.builder import Act, padded
+from strata_jit.models.hparams import positive_multiple
+from strata_jit.models.rotary import Angles
 from strata_jit.models.transformer import Transformer
 
 RATIOS = (4, 8, 16, 32)
@@ -23,17 +26,16 @@ RATIOS = (4, 8, 16, 32)
 class Indexer:
     """The indexer of a model's attention layers."""
 
-    def __init__(self, t: Transformer, layers: Sequence[int], n_kv_blocks: int) -> None:
+    def __init__(self, t: Transformer, layers: Sequence[int]) -> None:
         self.t = t
-        h, b, n_rows = t.h, t.b, t.limits.max_rows
+        h, b, n_rows, n_kv_blocks = t.h, t.b, t.limits.max_rows, math.ceil(t.limits.n_ctx / KV_BLOCK)
         self.n_head = self._positive("attention.indexer.head_count", 1)
         self.head_dim = self._positive("attention.indexer.key_length", 8)
         self.ratio = self._ratio(layers)
         self.n_best = self._positive("attention.indexer.top_k", self.ratio) // self.ratio
         if h.n_rot > self.head_dim:
-            raise ModelError.at(
-                t.file.path, f"{h.arch}.attention.indexer.key_length", str(self.head_dim), f"{h.n_rot} or more"
-            )
+            key = f"{h.arch}.attention.indexer.key_length"
+            raise ModelError.at(t.file.path, key, str(self.head_dim), f"{h.n_rot} or more")
         self.widths = {"q": self.n_head * self.head_dim, "k": self.head_dim}
         self.block_bytes = index_block_bytes(self.head_dim, self.ratio)
         """Bytes of a layer's index keys in a KV slot."""
@@ -68,48 +70,44 @@ class Indexer:
             for tensor, offset in zip(self.inputs(layer), offsets, strict=True)
         ]
 
-    def prepare(self, layer: int, angles: int, freqs: int, place: dict[str, int]) -> None:
+    def prepare(self, layer: int, angles: Angles, place: Mapping[str, int]) -> None:
         """Append what needs no other row's keys; the op after it must end with a barrier.
 
         place  layer_off and slot_bytes of the index keys
         """
-        self.common = self._common(layer, angles, freqs) | place
-        self.t.b.op("index_prepare", f"blk.{layer}.index_prepare", self.common)
+        self.t.b.op("index_prepare", f"blk.{layer}.index_prepare", self._common(layer, angles, place))
 
-    def choose(self, layer: int) -> None:
-        """Append scores and choice, after `prepare`."""
+    def choose(self, layer: int, angles: Angles, place: Mapping[str, int]) -> None:
+        """Append scores and choice, after that barrier."""
         op, blk = self.t.b.op, f"blk.{layer}."
-        op("index_score", f"{blk}index_score", self.common | self.scores)
+        op("index_score", f"{blk}index_score", self._common(layer, angles, place) | self.scores)
         op("index_select", f"{blk}index_select", self.scores | self.select | {"n_best": self.n_best})
 
-    def _common(self, layer: int, angles: int, freqs: int) -> dict[str, float]:
+    def _common(self, layer: int, angles: Angles, place: Mapping[str, int]) -> dict[str, float]:
         h, b = self.t.h, self.t.b
-        norms = {
-            f"{part}_norm": b.vector(f"blk.{layer}.indexer.{part}_norm.weight", self.head_dim) for part in "qk"
-        }
+        q_norm, k_norm = (b.vector(f"blk.{layer}.indexer.{p}_norm.weight", self.head_dim) for p in "qk")
         return {
             "index_qk": self.qk,
             "index_stride": self.stride,
             "index_q_off": 0,
             "index_k_off": padded(self.widths["q"]),
-            **norms,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
             "eps": h.eps,
-            "angles": angles,
-            "freqs": freqs,
+            "angles": angles.buffer,
+            "freqs": angles.freqs,
+            "angle_factor": angles.factor,
             "n_rot": h.n_rot,
             "n_head": self.n_head,
             "head_dim": self.head_dim,
             "ratio": self.ratio,
             "n_best": self.n_best,
             "work_scratch": self.work,
+            **place,
         }
 
     def _positive(self, name: str, factor: int) -> int:
-        file, key = self.t.file, f"{self.t.h.arch}.{name}"
-        value = file.get(key, int)
-        if value <= 0 or value % factor:
-            raise ModelError.at(file.path, key, str(value), f"a positive multiple of {factor}")
-        return value
+        return positive_multiple(self.t.file, f"{self.t.h.arch}.{name}", factor)
 
     def _ratio(self, layers: Sequence[int]) -> int:
         """The one ratio of all layers with attention."""

@@ -16,6 +16,7 @@ N_HEAD, HEAD_DIM, N_ROT = 5, 16, 12
 WIDTH = (N_HEAD + 1) * HEAD_DIM
 N_BLOCKS, LAYER_OFF = 3, 256
 FREQS = 1e4 ** (-np.arange(N_ROT // 2) / (N_ROT // 2))
+FACTOR = 1.25
 WORK = 64
 UNWRITTEN = 0x5A5A5A5A5A5A5A5A
 
@@ -26,7 +27,7 @@ class Sequence:
         self.n, self.ratio = n, ratio
         self.qk = rng.standard_normal((n, WIDTH)).astype(np.float32)
         self.q_norm, self.k_norm = rng.uniform(0.5, 2, (2, HEAD_DIM)).astype(np.float32)
-        self.angles = rope_angles(np.arange(n), FREQS, 1.0)
+        self.angles = rope_angles(np.arange(n), FREQS, FACTOR)
         raw = self.qk[:, N_HEAD * HEAD_DIM :].astype(np.float16)
         self.keys = ref.block_keys(raw, ratio, self.k_norm, self.angles, N_ROT, EPS)
 
@@ -64,7 +65,8 @@ class Runner:
         common = {
             "index_qk": qk, "index_stride": qk.strides[0], "index_q_off": 0,
             "index_k_off": 4 * N_HEAD * HEAD_DIM, "q_norm": Vector(s.q_norm), "k_norm": Vector(s.k_norm),
-            "eps": EPS, "angles": angles, "freqs": freqs, "n_rot": N_ROT, "n_head": N_HEAD,
+            "eps": EPS, "angles": angles, "freqs": freqs,
+            "angle_factor": FACTOR, "n_rot": N_ROT, "n_head": N_HEAD,
             "head_dim": HEAD_DIM, "ratio": s.ratio, "n_best": self.n_best, "layer_off": LAYER_OFF,
             "slot_bytes": self.slot_bytes, "work_scratch": WORK,
         }  # fmt: skip
