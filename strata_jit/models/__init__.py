@@ -10,7 +10,17 @@ from collections.abc import Callable
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
-from strata_jit.models import glm4moe, granitemoe, llama, olmoe, qwen2moe, qwen3moe
+from strata_jit.models import (
+    glm4moe,
+    granitemoe,
+    llama,
+    olmoe,
+    qwen2moe,
+    qwen3moe,
+    qwen3next,
+    qwen4exp,
+    qwen35moe,
+)
 from strata_jit.models.language_model import LanguageModel, StepLimits
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
@@ -19,7 +29,10 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
     "llama": llama.build,
     "olmoe": olmoe.build,
     "qwen2moe": qwen2moe.build,
+    "qwen35moe": qwen35moe.build,
     "qwen3moe": qwen3moe.build,
+    "qwen3next": qwen3next.build,
+    "qwen4exp": qwen4exp.build,
 }
 """`general.architecture` -> builder."""
 

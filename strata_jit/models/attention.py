@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM
-from strata_jit.models.builder import Act, padded
+from strata_jit.models.builder import Act, Target, padded
 from strata_jit.models.indexer import Indexer
 from strata_jit.models.kv_cache import KvCache
 from strata_jit.models.rotary import add_rope_angles, magnitude, read_rope
@@ -31,6 +31,7 @@ class Attention:
         sinks: bool = False,
         gated: bool = False,
         sparse: bool = False,
+        target: Target | None = None,
     ) -> None:
         """
         rope_mode  ROPE_NEOX (halves) or ROPE_NORM (neighbours)
@@ -40,9 +41,11 @@ class Attention:
         sinks      every head has a sink, a logit that takes its share of the softmax and has no value
         gated      attn_q has, behind each head's query, a gate: its sigmoid is a factor of the head's output
         sparse     an indexer chooses the positions that a row sees
+        target     where the result goes; None: it is added to the residual stream, times `h.residual_scale`
         """
         self.t, self.rope_mode, self.qk_norm, self.sinks, self.gated = t, rope_mode, qk_norm, sinks, gated
         h, b, limits = t.h, t.b, t.limits
+        self.target = target or t.residual
         self.windows = {} if windows is None else windows
         layers = range(h.n_layer) if layers is None else layers
         self.indexer = Indexer(t, layers) if sparse else None
@@ -63,26 +66,23 @@ class Attention:
         self.angles = add_rope_angles(t, rope, magnitude(rope))
 
     def add(self, layer: int) -> None:
-        """Append a layer's attention, from the normed residual stream onto it."""
+        """Append a layer: norm of the residual stream, and the attention."""
         t, tensors = self.t, self.inputs(layer)
         act = t.act("act", t.h.n_embd, tensors)
         norm = f"blk.{layer}.attn_norm"
         t.norm(norm, f"{norm}.weight", act, tensors)
-        self.mix(layer, act, t.x, t.x_stride, add=True)
+        self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read a layer's input row: q, k, v, and those of the indexer."""
+        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
         return [*self._qkv_matrices(layer), *(self.indexer.inputs(layer) if self.indexer else ())]
 
     def _qkv_matrices(self, layer: int) -> list[int]:
         b, n_embd = self.t.b, self.t.h.n_embd
         return [b.matrix(f"blk.{layer}.attn_{part}.weight", n_embd, n) for part, n in self.widths.items()]
 
-    def mix(self, layer: int, act: Act, out: int, out_stride: int, *, add: bool) -> None:
-        """Append a layer without its norm, from the activation row `act` into the buffer `out`.
-
-        `add`: onto what the buffer holds.
-        """
+    def run(self, layer: int, act: Act) -> None:
+        """Append a layer's attention alone, of activation rows [n_embd] in the kinds of `inputs`."""
         t, blk = self.t, f"blk.{layer}."
         offsets = self._project(layer, act)
         self._attend(layer, offsets)
@@ -93,8 +93,7 @@ class Attention:
         gate = self._gate(offsets["q"]) if self.gated else None
         self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate, self.select)
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
-        segment = t.segment(output, merged, out, out_stride, add=add, bias=bias, scale=t.h.residual_scale)
-        t.linear(f"{blk}attn_output", merged, [segment])
+        t.linear(f"{blk}attn_output", merged, [t.segment_to(self.target, output, merged, bias=bias)])
 
     def _gate(self, q_off: int) -> dict[str, int]:
         """Where the gates are: behind the queries."""

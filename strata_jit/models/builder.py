@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from strata_jit.errors import ModelError
@@ -31,6 +32,18 @@ NONE = -1
 """No tensor, for an optional field."""
 KINDS = ("F32", "Q256", "Q32")
 """Activation kinds, in the order of their planes in an activation row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the result of a layer's half goes: float32 rows of n_embd."""
+
+    buffer: int
+    stride: int
+    add: bool = True
+    """Add to what is there, else replace it."""
+    scale: float = 1.0
+    """Factor of the result."""
 
 
 class Act:

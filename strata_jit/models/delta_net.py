@@ -21,7 +21,7 @@ from strata_jit.kernels.registry import (
     delta_scratch_bytes,
     delta_state_bytes,
 )
-from strata_jit.models.builder import Act, padded
+from strata_jit.models.builder import Act, Target, padded
 from strata_jit.models.hparams import Hparams
 from strata_jit.models.transformer import Transformer
 
@@ -96,14 +96,22 @@ class DeltaNet:
     """The delta nets of a model's recurrent layers."""
 
     def __init__(
-        self, t: Transformer, layers: Sequence[int], *, tiled: bool = False, z_mode: int = GATE_SILU
+        self,
+        t: Transformer,
+        layers: Sequence[int],
+        *,
+        tiled: bool = False,
+        z_mode: int = GATE_SILU,
+        target: Target | None = None,
     ) -> None:
         """
         layers  layers that have one, ascending
         tiled   v head h reads k head h mod n_k, else h // (n_v / n_k)
         z_mode  GATE_SILU or GATE_SIGMOID: what the output is multiplied with
+        target  where the result goes; None: it is added to the residual stream, times `h.residual_scale`
         """
         self.t, self.layers, self.tiled, self.z_mode = t, tuple(layers), tiled, z_mode
+        self.target = target or t.residual
         self.heads = heads = read_heads(t.file, t.h.arch)
         b, n_rows = t.b, t.limits.max_rows
         # q, k, v, z of either form, then beta and alpha
@@ -127,22 +135,19 @@ class DeltaNet:
         return self.t.limits.n_seq * self.state_stride
 
     def add(self, layer: int) -> None:
-        """Append a layer's delta net, from the normed residual stream onto it."""
+        """Append a layer: norm of the residual stream, and the delta net."""
         t, tensors = self.t, self.inputs(layer)
         act = t.act("act", t.h.n_embd, tensors)
         norm = f"blk.{layer}.attn_norm"
         t.norm(norm, f"{norm}.weight", act, tensors)
-        self.mix(layer, act, t.x, t.x_stride, add=True)
+        self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read a layer's input row."""
+        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
         return [tensor for tensor, _ in self._projections(layer)]
 
-    def mix(self, layer: int, act: Act, out: int, out_stride: int, *, add: bool) -> None:
-        """Append a layer without its norm, from the activation row `act` into the buffer `out`.
-
-        `add`: onto what the buffer holds.
-        """
+    def run(self, layer: int, act: Act) -> None:
+        """Append a layer's delta net alone, of activation rows [n_embd] in the kinds of `inputs`."""
         t, b, heads, blk = self.t, self.t.b, self.heads, f"blk.{layer}."
         segments = [
             t.segment(tensor, act, self.proj, self.proj_stride, offset)
@@ -151,14 +156,14 @@ class DeltaNet:
         t.linear(f"{blk}delta_proj", act, segments)
         common = self._common(layer)
         b.op("delta_conv", f"{blk}delta_conv", common)
-        index, target = self.layers.index(layer), {"out": self.out, "out_stride": self.out_stride}
+        index, result = self.layers.index(layer), {"out": self.out, "out_stride": self.out_stride}
         recurrence = {
             "state_off": index * self.state_layer_bytes,
             "state_stride": self.state_stride,
             "z_mode": self.z_mode,
             "work_scratch": self.work,
         }
-        b.op("delta_net", f"{blk}delta_net", common | target | recurrence)
+        b.op("delta_net", f"{blk}delta_net", common | result | recurrence)
         ssm_out = b.matrix(f"{blk}ssm_out.weight", heads.n_value, t.h.n_embd)
         normed = t.act("delta_act", heads.n_value, [ssm_out])
         norm = {
@@ -168,8 +173,8 @@ class DeltaNet:
             "eps": t.h.eps,
             "tmp_scratch": self.norm_scratch,
         }
-        b.op("delta_norm", f"{blk}delta_norm", target | norm | t.wanted(normed, [ssm_out]))
-        t.linear(f"{blk}ssm_out", normed, [t.segment(ssm_out, normed, out, out_stride, add=add)])
+        b.op("delta_norm", f"{blk}delta_norm", result | norm | t.wanted(normed, [ssm_out]))
+        t.linear(f"{blk}ssm_out", normed, [t.segment_to(self.target, ssm_out, normed)])
 
     def _is_grouped(self, layer: int) -> bool:
         """Whether q, k, v and z of a k head's group come together, as in qwen3next's first files."""

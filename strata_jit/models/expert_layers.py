@@ -13,8 +13,8 @@ from strata_jit.errors import ModelError, UsageError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models import check_architecture
-from strata_jit.models.builder import ProgramBuilder, padded
-from strata_jit.models.experts import GIVEN, Experts, Target, expert_matrices, expert_width
+from strata_jit.models.builder import ProgramBuilder, Target, padded
+from strata_jit.models.experts import GIVEN, Experts, expert_matrices, expert_width
 from strata_jit.models.hparams import FEATURES, read_hparams
 from strata_jit.pool.program import Program
 

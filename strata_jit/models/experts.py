@@ -12,7 +12,7 @@ from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.registry import GLU_SWIGLU, GLU_SWIGLU_OAI, ROUTE_GIVEN
 from strata_jit.kernels.scratch import list_scratch_bytes, route_scratch_bytes
-from strata_jit.models.builder import NONE, WHOLE, Act, Part, ProgramBuilder, padded
+from strata_jit.models.builder import NONE, WHOLE, Act, Part, ProgramBuilder, Target, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,6 @@ class Router:
 
 GIVEN = Router(ROUTE_GIVEN, norm_w=False)
 """The host's choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a feed-forward's result goes: float32 rows of n_embd."""
-
-    buffer: int
-    stride: int
-    add: bool = True
-    """Add to what is there, else replace it."""
-    scale: float = 1.0
-    """Factor of the result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ down with the routed ones.
 from __future__ import annotations
 
 from strata_jit.kernels.registry import ROUTE_SOFTMAX
-from strata_jit.models.builder import NONE, Act, padded
+from strata_jit.models.builder import NONE, Act, Target, padded
 from strata_jit.models.experts import (
     Experts,
     Router,
     SharedDown,
-    Target,
     activation_of,
     expert_matrices,
     expert_width,
@@ -59,7 +58,7 @@ class RoutedFfn:
             n_group=h.n_expert_groups,
             n_group_used=h.n_group_used,
         )
-        self.target = target or Target(t.x, t.x_stride, scale=h.residual_scale)
+        self.target = target or t.residual
         self.shared = GatedFfn(t, "_shexp", blk) if b.has(f"{blk}ffn_gate_shexp.weight") else None
         self.dense = GatedFfn(t, "", "blk.0.") if h.n_layer_dense_lead else None
         self.skipped = b.buffer("skipped", 8) if t.limits.route_tail_skip else None
@@ -110,18 +109,14 @@ class RoutedFfn:
     def _run_shared(self, shared: GatedFfn, blk: str) -> SharedDown:
         """The shared expert of many rows, and what is left of it to `moe_down` at one."""
         down, act = shared.activate(blk)
-        segment = self._down_segment(down, act)
+        segment = self.t.segment_to(self.target, down, act)
         self.t.linear(f"{blk}ffn_down_shexp", act, [segment], at_one_row=False)
         return SharedDown(down, act.scratch + act.offsets[self.t.b.act_kind(down)])
 
     def _run_dense(self, dense: GatedFfn, blk: str, act: Act) -> None:
         self.t.linear(f"{blk}ffn_gate_up", act, dense.segments(blk, act))
         down, ff_act = dense.activate(blk)
-        self.t.linear(f"{blk}ffn_down", ff_act, [self._down_segment(down, ff_act)])
-
-    def _down_segment(self, down: int, act: Act) -> dict[str, float]:
-        out = self.target
-        return self.t.segment(down, act, out.buffer, out.stride, add=out.add, scale=out.scale)
+        self.t.linear(f"{blk}ffn_down", ff_act, [self.t.segment_to(self.target, down, ff_act)])
 
 
 class GatedFfn:

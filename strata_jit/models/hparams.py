@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 
@@ -83,7 +85,7 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
         n_nextn=n_nextn,
         n_embd=n_embd,
         n_head=n_head,
-        n_head_kv=file.get(key("attention.head_count_kv"), int, n_head),
+        n_head_kv=_head_count_kv(file, key("attention.head_count_kv"), n_head),
         head_dim=head_dim,
         value_dim=file.get(key("attention.value_length"), int, n_embd // n_head),
         n_rot=file.get(key("rope.dimension_count"), int, head_dim),
@@ -110,6 +112,18 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
 def context_length(file: GGUFFile) -> int:
     """Positions that the model was made for, at most `MAX_CONTEXT`; ModelError unless it is positive."""
     return min(positive_multiple(file, f"{file.get('general.architecture', str)}.context_length"), MAX_CONTEXT)
+
+
+def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:
+    """One number, or one a layer: then 0 where a layer has no keys, and the same for all others."""
+    if not isinstance(file.metadata.get(key), np.ndarray):
+        return file.get(key, int, n_head)
+    counts = np.unique(file.get(key, np.ndarray))
+    counts = counts[counts != 0]
+    if len(counts) != 1:
+        found = f"{len(counts)} different numbers"
+        raise ModelError.at(file.path, key, found, "the same number for every layer that has keys")
+    return int(counts[0])
 
 
 def positive_multiple(file: GGUFFile, key: str, factor: int = 1) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
-from strata_jit.models.builder import Act, Count, padded
+from strata_jit.models.builder import Act, Count, Target, padded
 from strata_jit.models.hparams import positive_multiple
 from strata_jit.models.language_model import StepLimits
 from strata_jit.models.transformer import Transformer
@@ -42,9 +42,13 @@ class HyperTransformer(Transformer):
         self.gate = b.buffer("hc_gate", n_rows * self.all_stride)
         self.out_stride = padded(h.n_embd)
         self.out = b.buffer("block_out", n_rows * self.out_stride)
-        """Where a block puts its output, float32 rows of n_embd."""
         self._pending: int | None = self.x
         """Buffer that the streams have not taken in yet: the embedding, a block's output."""
+
+    @property
+    def residual(self) -> Target:
+        """Where a block's output goes: alone into its buffer."""
+        return Target(self.out, self.out_stride, add=False, scale=self.h.residual_scale)
 
     def mix(self, name: str, tensors: Sequence[int]) -> Act:
         """Append the mix whose tensors begin with `name`; the activation row that `tensors`, a block's, read."""

@@ -29,13 +29,13 @@ class Indexer:
     def __init__(self, t: Transformer, layers: Sequence[int]) -> None:
         self.t = t
         h, b, n_rows, n_kv_blocks = t.h, t.b, t.limits.max_rows, math.ceil(t.limits.n_ctx / KV_BLOCK)
-        self.n_head = self._positive("attention.indexer.head_count", 1)
-        self.head_dim = self._positive("attention.indexer.key_length", 8)
+        key = f"{h.arch}.attention.indexer"
+        self.n_head = positive_multiple(t.file, f"{key}.head_count")
+        self.head_dim = positive_multiple(t.file, f"{key}.key_length", 8)
         self.ratio = self._ratio(layers)
-        self.n_best = self._positive("attention.indexer.top_k", self.ratio) // self.ratio
+        self.n_best = positive_multiple(t.file, f"{key}.top_k", self.ratio) // self.ratio
         if h.n_rot > self.head_dim:
-            key = f"{h.arch}.attention.indexer.key_length"
-            raise ModelError.at(t.file.path, key, str(self.head_dim), f"{h.n_rot} or more")
+            raise ModelError.at(t.file.path, f"{key}.key_length", str(self.head_dim), f"{h.n_rot} or more")
         self.widths = {"q": self.n_head * self.head_dim, "k": self.head_dim}
         self.block_bytes = index_block_bytes(self.head_dim, self.ratio)
         """Bytes of a layer's index keys in a KV slot."""
@@ -105,9 +105,6 @@ class Indexer:
             "work_scratch": self.work,
             **place,
         }
-
-    def _positive(self, name: str, factor: int) -> int:
-        return positive_multiple(self.t.file, f"{self.t.h.arch}.{name}", factor)
 
     def _ratio(self, layers: Sequence[int]) -> int:
         """The one ratio of all layers with attention."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models.attention import ROPE_NEOX, Attention
 from strata_jit.models.delta_net import GATE_SIGMOID, DeltaNet, recurrent_layers
-from strata_jit.models.experts import Target
 from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
 from strata_jit.models.hyper import HyperTransformer
 from strata_jit.models.language_model import LanguageModel, StepLimits
@@ -23,12 +22,11 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     others = [layer for layer in range(t.h.n_layer) if layer not in recurrent]
     attention = Attention(t, rope_mode=ROPE_NEOX, qk_norm="head", layers=others, gated=True, sparse=True)
     delta_net = DeltaNet(t, recurrent, tiled=True, z_mode=GATE_SIGMOID)
-    ngram, ffn = NgramEmbedding(t), RoutedFfn(t, target=Target(t.out, t.out_stride, add=False))
+    ngram, ffn = NgramEmbedding(t), RoutedFfn(t)
     for layer in range(t.h.n_layer):
         ngram.add(layer)
         mixer = delta_net if layer in recurrent else attention
-        act = t.mix(f"blk.{layer}.hc_attn", mixer.inputs(layer))
-        mixer.mix(layer, act, t.out, t.out_stride, add=False)
+        mixer.run(layer, t.mix(f"blk.{layer}.hc_attn", mixer.inputs(layer)))
         ffn.run(layer, t.mix(f"blk.{layer}.hc_ffn", ffn.inputs(layer)))
     return t.finish(
         kv_blocks=attention.kv_blocks,

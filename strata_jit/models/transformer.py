@@ -15,7 +15,7 @@ from strata_jit.gguf.reader import GGUFFile, TensorInfo
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models.builder import NONE as NONE
-from strata_jit.models.builder import Act, Count, ProgramBuilder, padded
+from strata_jit.models.builder import Act, Count, ProgramBuilder, Target, padded
 from strata_jit.models.hparams import Hparams, read_hparams
 from strata_jit.models.language_model import Constant, LanguageModel, NgramTable, StepLimits
 
@@ -114,6 +114,16 @@ class Transformer:
             "scale": scale,
             "sigmoid": int(sigmoid),
         }
+
+    def segment_to(self, target: Target, tensor: int, act: Act, *, bias: int = NONE) -> dict[str, float]:
+        """One matrix of a `linear` whose output is the result of a layer's half."""
+        add, scale = target.add, target.scale
+        return self.segment(tensor, act, target.buffer, target.stride, add=add, bias=bias, scale=scale)
+
+    @property
+    def residual(self) -> Target:
+        """The residual stream, to which a layer's half adds its result."""
+        return Target(self.x, self.x_stride, scale=self.h.residual_scale)
 
     def optional_bias(self, name: str, n: int) -> int:
         """Id of a bias vector, NONE where the file has none."""

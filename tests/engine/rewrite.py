@@ -67,6 +67,8 @@ def _write_keys(writer, fields, changes):
         kind, *inner = field.types
         writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
     for name, value in changes.items():
-        if value is not None:
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif value is not None:
             kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32}
             writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))

@@ -12,7 +12,7 @@ COMPARISONS = []
 """One entry per comparison of whole logit arrays; the last test counts them."""
 
 
-@pytest.fixture(scope="module", params=["qwen3moe-nl", "llama"])
+@pytest.fixture(scope="module", params=["qwen3moe-nl", "llama", "qwen3next"])
 def golden(request, request_golden):
     return Golden(request_golden(request.param))
 
@@ -100,4 +100,4 @@ def test_longer_than_a_kv_block(golden):
 
 def test_number_of_comparisons():
     """Runs last in this file: nothing above may have been skipped silently."""
-    assert len(COMPARISONS) == 2 * (12 + 7 + 10 + 2 + 3 + 2)
+    assert len(COMPARISONS) == 3 * (12 + 7 + 10 + 2 + 3 + 2)

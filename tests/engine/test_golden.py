@@ -6,7 +6,7 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl"]
+MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl", "qwen35moe", "qwen3next"]
 
 
 @pytest.fixture(params=MODELS)
