@@ -7,7 +7,7 @@ with pread and dequantised. Knows no program.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,8 +31,8 @@ class EmbeddingRows:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
-    def fill(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Write rows of `tokens` to out, float32[n, n_embd]. UsageError for an id not in the vocabulary."""
+    def fill(self, tokens: Sequence[int], out: Iterable[NDArray[np.float32]]) -> None:
+        """Write rows of `tokens` to out, n times float32[n_embd]. UsageError for an id not in the vocabulary."""
         if len(tokens) > 1:
             self._ask_for(tokens)
         for token, target in zip(tokens, out, strict=True):

@@ -51,8 +51,8 @@ class NgramRows:
     def fill(self, before: Sequence[int], tokens: Sequence[int], out: NDArray[np.float32]) -> None:
         """Write the rows of `tokens` side by side to out, float32[n, n_head * n_cols or more]; see `row_ids`."""
         ids, n_cols = row_ids(self.table, before, tokens), self.table.rows.n_cols
-        for head in range(ids.shape[1]):
-            self._rows.fill(ids[:, head].tolist(), out[:, head * n_cols : (head + 1) * n_cols])
+        places = [row[i : i + n_cols] for row in out for i in range(0, ids.shape[1] * n_cols, n_cols)]
+        self._rows.fill(ids.ravel().tolist(), places)
 
     def close(self) -> None:
         """Close the file, and let go of its pages."""
