@@ -36,8 +36,12 @@ class HyperTransformer(Transformer):
         }
         self.inject_off = padded(self.low_rank)
         self.low_stride = self.inject_off + padded(self.n_stream)
-        self.low = b.buffer("hc_low", n_rows * self.low_stride)
-        """Rows of `down`'s output, `inject`'s behind it."""
+        self._lows = [b.buffer(f"hc_low_{i}", n_rows * self.low_stride) for i in range(2)]
+        """Rows of `down`'s output, `inject`'s behind it: of the current mix and of the last one.
+
+        Two, since at one row there is no barrier between taking in the last block's output, which reads
+        `inject`, and this mix's matrices.
+        """
         self.low_scratch = b.scratch(4 * self.low_rank)
         self.gate = b.buffer("hc_gate", n_rows * self.all_stride)
         self.out_stride = padded(h.n_embd)
@@ -72,7 +76,7 @@ class HyperTransformer(Transformer):
         fields = {
             "block": self._pending,
             "block_stride": self.x_stride if self._pending == self.x else self.out_stride,
-            "inject": self.low,
+            "inject": self._lows[0],
             "inject_stride": self.low_stride,
             "inject_off": self.inject_off,
             "first": int(self._pending == self.x),
@@ -83,6 +87,7 @@ class HyperTransformer(Transformer):
 
     def _mix(self, name: str, act: Act, tensors: Sequence[int], count: Count) -> None:
         self.combine(f"{name}_combine", count)
+        self._lows.reverse()
         xn = self._normed(name, count)
         self._gate(name, count)
         fields = {
@@ -114,7 +119,7 @@ class HyperTransformer(Transformer):
         written = self.wanted(xn, tensors) | {"off_f32": xn.offsets["F32"]}
         b.op("hc_norm", f"{name}_norm", self.streams | norm | written, count=count)
         segments = [
-            self.segment(tensor, xn, self.low, self.low_stride, offset, scale=1 / self.n_stream)
+            self.segment(tensor, xn, self._lows[0], self.low_stride, offset, scale=1 / self.n_stream)
             for tensor, offset in zip(tensors, (0, self.inject_off), strict=False)
         ]
         self.linear(f"{name}_down", xn, segments, count)
@@ -125,7 +130,7 @@ class HyperTransformer(Transformer):
         up = self.b.matrix(f"{name}_up.weight", self.low_rank, self.n_all)
         act = self.act("hc_low_act", self.low_rank, [up])
         low = {
-            "low": self.low,
+            "low": self._lows[0],
             "low_stride": self.low_stride,
             "n": self.low_rank,
             "count": _count_word(count),
