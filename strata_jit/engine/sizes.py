@@ -6,7 +6,7 @@ Owns the order in which program and plan need each other. Reads no weight and st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_jit import models
 from strata_jit.engine.setup import matrix_size, model_sizes
@@ -37,9 +37,10 @@ class PlannedModel:
 
         Float matrices count as F32: those that BF16 holds exactly, which only their content tells, take half.
         """
-        used = self.model.n_expert_used
-        sizes = [matrix_size(tensor, self.limits.reference) for tensor in matrices_read(self.model.program)]
-        read = [MatrixSize(size.n_rows, size.row_bytes, min(size.n_expert, used)) for size in sizes]
+        read = [
+            replace(matrix_size(tensor, self.limits.reference), n_expert=n)
+            for tensor, n in matrices_read(self.model.program, self.model.n_expert_used)
+        ]
         return _bytes_by_node(read, self.plan.shares)
 
     @property

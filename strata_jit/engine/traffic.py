@@ -11,12 +11,23 @@ from strata_jit.pool.program import Op, Program, TensorSpec
 
 def weight_bytes_per_token(program: Program, n_expert_used: int) -> int:
     """Stored bytes that a step of one row reads: every matrix once, of the experts those that are used."""
-    return sum(_bytes_read(matrix, n_expert_used) for matrix in matrices_read(program))
+    return sum(
+        n * matrix_bytes(tensor.store_type, tensor.n_rows, tensor.n_cols)
+        for tensor, n in matrices_read(program, n_expert_used)
+    )
 
 
-def matrices_read(program: Program) -> tuple[TensorSpec, ...]:
-    """The matrices that the ops read, each once."""
-    return tuple({m.id: m for op in program.ops for m in _matrices(program, op)}.values())
+def matrices_read(program: Program, n_expert_used: int) -> tuple[tuple[TensorSpec, int], ...]:
+    """The tensors that the ops read, each once, and how many of their matrices a step of one row reads.
+
+    Of experts those that are used; where a tensor has a matrix for each head, all.
+    """
+    read: dict[int, tuple[TensorSpec, int]] = {}
+    for op in program.ops:
+        for tensor in _matrices(program, op):
+            n = min(tensor.n_expert, n_expert_used) if op.kind == "experts" else tensor.n_expert
+            read[tensor.id] = (tensor, n)
+    return tuple(read.values())
 
 
 def kernel_uses(program: Program, variants: Mapping[str, str]) -> tuple[KernelUse, ...]:
@@ -37,8 +48,3 @@ def kernel_uses(program: Program, variants: Mapping[str, str]) -> tuple[KernelUs
 def _matrices(program: Program, op: Op) -> Iterator[TensorSpec]:
     tensors = (program.tensors[int(value)] for kind, value in op.args if kind == "t")
     return (tensor for tensor in tensors if tensor.role == "matrix")
-
-
-def _bytes_read(matrix: TensorSpec, n_expert_used: int) -> int:
-    copies = n_expert_used if matrix.n_expert > 1 else 1
-    return copies * matrix_bytes(matrix.store_type, matrix.n_rows, matrix.n_cols)

@@ -116,8 +116,8 @@ def _scores(q, q_stride, group, first, head_dim, keys, n_hidden, n_visible, scal
 
 @inline_kernel
 def _softmax(scores, octet, n_octets, partial):
-    """Turn the scores of one head, from octet number `octet` on, into exp(score - m); store m and the sum l in
-    the partial result."""
+    """Turn the scores of one head, from octet number `octet` on, into exp(score - m); store m and the sum l
+    in the partial result."""
     largest = splat8(LOWEST)
     for k in range(32 * octet, 32 * n_octets, 32):
         largest = max8(load8(scores + k), largest)
@@ -235,7 +235,8 @@ def partial_bytes(value_dim):
 @glue
 def _attend(control, args, thread, n_rows, row, block, bits, kv_head, query_head, n):
     """One unit of work: n query heads of a kv head's group over one block; `bits`: what of it is selected."""
-    position, head_dim, value_dim = row_position(control, row), word(args, A.head_dim), word(args, A.value_dim)
+    head_dim, value_dim = word(args, A.head_dim), word(args, A.value_dim)
+    position = row_position(control, row)
     start = max(first_visible(position, word(args, A.window)) - block * KV_BLOCK, 0)
     stop = min(position - block * KV_BLOCK + 1, KV_BLOCK)
     head = head_block(control, args, thread, row, block, kv_head)

@@ -81,7 +81,7 @@ def key_at(args, row, head):
 
 @glue
 def store_head(control, args, thread, row, kv_head, key):
-    """Write the prepared key at `key`, and the row's value, of a kv head into the row's block, this node's."""
+    """Write the prepared key at `key` and the value of a kv head into the row's block (this node's)."""
     position = row_position(control, row)
     head = head_block(control, args, thread, row, position // KV_BLOCK, kv_head)
     head_dim, value_dim = word(args, QKV.head_dim), word(args, QKV.value_dim)

@@ -17,7 +17,8 @@ from numba.core.errors import NumbaError
 
 from strata_jit.kernels import cache, isa
 from strata_jit.kernels._jit import Op
-from strata_jit.kernels.dot import FLOAT_TYPES, dot_many_kernel, dot_one_kernel
+from strata_jit.kernels.dot import dot_many_kernel, dot_one_kernel
+from strata_jit.kernels.dot_float import FLOAT_TYPES
 from strata_jit.kernels.repack import repack
 
 Progress = Callable[[int, int, str], None]

@@ -26,9 +26,10 @@ from strata_jit.kernels.blocks import (
     emit_offset_sum,
     emit_unpack,
 )
-from strata_jit.kernels.dot_float import FLOAT_LOOPS
+from strata_jit.kernels.dot_float import FLOAT_TYPES, float_one
 from strata_jit.kernels.isa import ISAS
 from strata_jit.kernels.isa.portable import V8I32, V16I16
+from strata_jit.kernels.layout import STORE_TYPES
 from strata_jit.kernels.prefetch import PREFETCH_BYTES, emit_prefetch
 from strata_jit.kernels.vec import (
     F32,
@@ -36,6 +37,7 @@ from strata_jit.kernels.vec import (
     I16,
     I32,
     I64,
+    call_llvm,
     const,
     emit_fma,
     emit_half_to_f32,
@@ -54,7 +56,6 @@ from strata_jit.kernels.weights import FORMATS
 UNPACKED_BYTES = 4096 + 256
 """Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
 TILE_TOKENS = 4
-FLOAT_TYPES = tuple(FLOAT_LOOPS)
 
 
 def many_scratch_bytes(n_tok):
@@ -77,10 +78,10 @@ def _half8(context, b, address, offset):
 def _power8(b, address):
     """f32x8 of 2**(e - 128) from the eight bytes e at `address`; 0 and 1 give subnormal numbers."""
     e = b.zext(load_as(b, address, vector(I8, 8)), V8I32)
-    normal = b.shl(b.sub(e, const(V8I32, 1)), const(V8I32, 23))
-    subnormal = b.shl(b.add(e, const(V8I32, 1)), const(V8I32, 21))
-    bits = b.select(b.icmp_signed("<", e, const(V8I32, 2)), subnormal, normal)
-    return b.bitcast(bits, f32x8.llvm)
+    normal = b.sub(b.shl(e, const(V8I32, 23)), const(V8I32, 1 << 23))  # less than the other for e < 2
+    subnormal = b.add(b.shl(e, const(V8I32, 21)), const(V8I32, 1 << 21))
+    subnormal = call_llvm(b, "llvm.smin.v8i32", V8I32, subnormal, const(V8I32, 1 << 22))
+    return b.bitcast(call_llvm(b, "llvm.smax.v8i32", V8I32, normal, subnormal), f32x8.llvm)
 
 
 def _emit_d(context, b, fmt, head):
@@ -230,7 +231,8 @@ def many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, s
 
 @overload(one_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    return FLOAT_LOOPS.get(name.literal_value) or _quant_one(FORMATS[name.literal_value])
+    type_name = name.literal_value
+    return float_one(STORE_TYPES[type_name]) if type_name in FLOAT_TYPES else _quant_one(FORMATS[type_name])
 
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)

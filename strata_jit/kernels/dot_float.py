@@ -1,89 +1,91 @@
-"""Loops of the float types: one octet after the other times one activation row of float32, nopython only.
+"""The loop of the float types: octets times one activation row of float32.
 
-Owns their float order: four accumulators by column mod 4, fma in ascending order, (a0 + a1) + (a2 + a3).
+Owns how a column of eight rows is read, and the float order: four accumulators by column mod 4, fma in
+ascending order, (a0 + a1) + (a2 + a3).
 """
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from strata_jit.kernels.isa.portable import V8I32
-from strata_jit.kernels.prefetch import PREFETCH_BYTES, prefetch
+from strata_jit.kernels.layout import STORE_TYPES
+from strata_jit.kernels.prefetch import PREFETCH_BYTES, emit_prefetch
 from strata_jit.kernels.vec import (
-    I64,
+    I16,
     const,
+    emit_half_to_f32,
     f32x8,
     fma8,
-    load8,
-    load8_f16,
     load_as,
     load_f32,
     splat8,
     store8,
+    vector,
 )
 
 
-@intrinsic
-def load8_bf16(typingctx, address, odd):
-    """Eight bf16 as f32x8: the low (odd = 0) or high half of each 32-bit lane at `address`."""
+def _f32(context, b, address, column):
+    return load_as(b, address, f32x8.llvm, 32 * column)
+
+
+def _f16(context, b, address, column):
+    return emit_half_to_f32(context, b, load_as(b, address, vector(I16, 8), 16 * column))
+
+
+def _bf16(context, b, address, column):
+    """An even column is the low half of each lane, the odd one after it the high half."""
+    lanes = load_as(b, address, V8I32, 32 * (column // 2))
+    high = b.and_(lanes, const(V8I32, -65536)) if column % 2 else b.shl(lanes, const(V8I32, 16))
+    return b.bitcast(high, f32x8.llvm)
+
+
+_COLUMNS = {"F32": _f32, "BF16": _bf16, "F16": _f16}
+FLOAT_TYPES = tuple(_COLUMNS)
+
+
+@intrinsic(prefer_literal=True)
+def column8(typingctx, name, address, column):
+    """f32x8 of column 0 .. 3 (a literal) of the four at `address`, stored as type `name` (a literal)."""
+    if not (isinstance(name, types.Literal) and isinstance(column, types.Literal)):
+        return None
+    emit, number = _COLUMNS[name.literal_value], column.literal_value
 
     def codegen(context, b, signature, args):
-        lanes = load_as(b, args[0], V8I32)
-        is_odd = b.icmp_signed("!=", args[1], ir.Constant(I64, 0))
-        low, high = b.shl(lanes, const(V8I32, 16)), b.and_(lanes, const(V8I32, -65536))
-        return b.bitcast(b.select(is_odd, high, low), f32x8.llvm)
+        return emit(context, b, args[1], number)
 
-    return f32x8(types.int64, types.int64), codegen
+    return f32x8(name, types.int64, column), codegen
 
 
-def f32_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    """Eight float32 a column."""
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            prefetch(p + PREFETCH_BYTES + 64)
-            a0 = fma8(load8(p), splat8(load_f32(x)), a0)
-            a1 = fma8(load8(p + 32), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8(p + 64), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8(p + 96), splat8(load_f32(x + 12)), a3)
-            p += 128
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
+@intrinsic(prefer_literal=True)
+def prefetch_columns(typingctx, name, address):
+    """Prefetch four columns of type `name` (a literal) that the stream at `address` will come to."""
+    if not isinstance(name, types.Literal):
+        return None
+    n_bytes = STORE_TYPES[name.literal_value].payload_bytes
+
+    def codegen(context, b, signature, args):
+        emit_prefetch(b, args[1], PREFETCH_BYTES, n_bytes)
+        return context.get_dummy_value()
+
+    return types.void(name, types.int64), codegen
 
 
-def bf16_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    """Lane r holds columns k and k + 1 of row r."""
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            a0 = fma8(load8_bf16(p, 0), splat8(load_f32(x)), a0)
-            a1 = fma8(load8_bf16(p, 1), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8_bf16(p + 32, 0), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8_bf16(p + 32, 1), splat8(load_f32(x + 12)), a3)
-            p += 64
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
+def float_one(store):
+    """The one-token loop of a stored float type; nopython only."""
+    step = store.payload_bytes
 
+    def loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
+        for o in range(n_octets):
+            p = w + o * octet_stride
+            a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
+            for k in range(0, n_cols, 4):
+                x = act + 4 * k
+                prefetch_columns(name, p)
+                a0 = fma8(column8(name, p, 0), splat8(load_f32(x)), a0)
+                a1 = fma8(column8(name, p, 1), splat8(load_f32(x + 4)), a1)
+                a2 = fma8(column8(name, p, 2), splat8(load_f32(x + 8)), a2)
+                a3 = fma8(column8(name, p, 3), splat8(load_f32(x + 12)), a3)
+                p += step
+            store8(out + 32 * o, (a0 + a1) + (a2 + a3))
 
-def f16_one(name, isa, w, octet_stride, n_octets, n_cols, act, out):
-    """Eight f16 a column."""
-    for o in range(n_octets):
-        p = w + o * octet_stride
-        a0, a1, a2, a3 = splat8(0.0), splat8(0.0), splat8(0.0), splat8(0.0)
-        for k in range(0, n_cols, 4):
-            x = act + 4 * k
-            prefetch(p + PREFETCH_BYTES)
-            a0 = fma8(load8_f16(p), splat8(load_f32(x)), a0)
-            a1 = fma8(load8_f16(p + 16), splat8(load_f32(x + 4)), a1)
-            a2 = fma8(load8_f16(p + 32), splat8(load_f32(x + 8)), a2)
-            a3 = fma8(load8_f16(p + 48), splat8(load_f32(x + 12)), a3)
-            p += 64
-        store8(out + 32 * o, (a0 + a1) + (a2 + a3))
-
-
-FLOAT_LOOPS = {"F32": f32_one, "BF16": bf16_one, "F16": f16_one}
-"""Stored type -> its one-token loop."""
+    return loop

@@ -1,8 +1,8 @@
 """The op `mla_prepare`: what multi-head latent attention does before its scores.
 
-Attention runs in the absorbed form: a position's one key is its normed latent followed by a rotated part, its
-value is the latent itself, so that all heads share one kv head. A head's query is its unrotated part times the
-head's k_b (the op `head_linear`), followed by its rotated part. Rotary pairs are neighbours.
+Attention runs in the absorbed form: a position's one key is its normed latent followed by a rotated part,
+its value is the latent itself, so that all heads share one kv head. A head's query is its unrotated part
+times the head's k_b (the op `head_linear`), followed by its rotated part. Rotary pairs are neighbours.
 """
 
 from strata_jit.kernels._jit import glue, inline_kernel, op

@@ -1,8 +1,6 @@
 """Prefetching of weights: an octet is read once, as a stream, so its lines are not to stay in the caches."""
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from strata_jit.kernels.vec import I8, I32, call_llvm, pointer
 
@@ -15,14 +13,3 @@ def emit_prefetch(b, address, offset, n_bytes):
     flags = [ir.Constant(I32, v) for v in (0, 0, 1)]  # read, no reuse, data
     for line in range(0, n_bytes, 64):
         call_llvm(b, "llvm.prefetch.p0", ir.VoidType(), pointer(b, address, I8, offset + line), *flags)
-
-
-@intrinsic
-def prefetch(typingctx, address):
-    """Prefetch the cache line at `address`, non-temporal; never faults."""
-
-    def codegen(context, b, signature, args):
-        emit_prefetch(b, args[0], 0, 64)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen

@@ -182,8 +182,8 @@ _ALL = (
     ),
     # norms and ropes q in place; norms and ropes k, stores k and v in KV blocks (at one row, attention does)
     _op("attn_prepare", "attention", (None, "attn_prepare:attn_prepare"), _MANY, _QKV),
-    # partial: float32[row][head][partial_blocks][8 + value_dim] = m, l, six unused, o. window: positions that a
-    # row sees, itself included; 0: all. prepared 1: at one row too, an op before has prepared q, k and v
+    # partial: float32[row][head][partial_blocks][8 + value_dim] = m, l, six unused, o. window: positions that
+    # a row sees, itself included; 0: all. prepared 1: at one row too, an op before has prepared q, k and v
     _op(
         "attention",
         "attention",
@@ -193,11 +193,13 @@ _ALL = (
     ),
     # sinks: float32[n_head]; out_scratch: float32[n_head * value_dim]
     _op("attn_merge", "attention", "attn_merge:attn_merge", _MANY, _MERGE),
-    # the same with an activation row for each (row, head), in the shared buffer; out_scratch: float32[value_dim]
+    # the same with an activation row for each (row, head), shared at one row too; out_scratch:
+    # float32[value_dim]
     _op("attn_merge_heads", "attention", "attn_merge:attn_merge_heads", _BOTH, _MERGE),
-    # q: float32[row][n_head][n_nope + n_rot]; kv: float32[row][n_latent + n_rot]. Planes of each (row, head)'s
-    # n_nope in the shared buffer; its n_rot, rotated, to queries: float32[row][n_head][n_latent + n_rot]; key
-    # and value of the row's one kv head in its KV block. work_scratch: float32[n_latent + n_rot]
+    # q: float32[row][n_head][n_nope + n_rot]; kv: float32[row][n_latent + n_rot]. Planes of n_nope of each
+    # (row, head) in the shared buffer; its n_rot, rotated, behind the n_latent of its query in queries,
+    # float32[row][n_head][n_latent + n_rot]; the row's key and value in its KV block. work_scratch:
+    # float32[n_latent + n_rot]
     _op(
         "mla_prepare",
         "attention",
@@ -212,7 +214,8 @@ _ALL = (
         "linear",
         "head_linear:head_linear",
         _BOTH,
-        "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i tmp_scratch:s",
+        "act_shared:b act_stride:i act_off:i tensor:t n_head:i out:b out_stride:i head_stride:i "
+        "tmp_scratch:s",
     ),
     # in place: causal convolution over time and silu of q, k, v; q and k to length 1; gates. A sequence's
     # rows stand in ascending order and go on from where its last step ended; position 0 begins it anew

@@ -118,9 +118,10 @@ def _signed_book(magnitudes):
     return (*magnitudes, *(-m for m in magnitudes))
 
 
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BOOKS = {
-    "IQ4_XS": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-    "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "IQ4_XS": _IQ4,
+    "IQ4_NL": _IQ4,
     "MXFP4": _signed_book((0, 1, 2, 3, 4, 6, 8, 12)),
     "IQ3_XXS": _signed_book([value // 2 for value in IQ3_XXS_VALUES]),
     "IQ3_S": _signed_book(IQ3_S_VALUES),

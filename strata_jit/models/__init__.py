@@ -11,7 +11,9 @@ from collections.abc import Callable
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models import (
+    deepseek2,
     glm4moe,
+    gpt_oss,
     granitemoe,
     llama,
     olmoe,
@@ -24,7 +26,9 @@ from strata_jit.models import (
 from strata_jit.models.language_model import LanguageModel, StepLimits
 
 ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
+    "deepseek2": deepseek2.build,
     "glm4moe": glm4moe.build,
+    "gpt-oss": gpt_oss.build,
     "granitemoe": granitemoe.build,
     "llama": llama.build,
     "olmoe": olmoe.build,

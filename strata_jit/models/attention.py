@@ -1,4 +1,4 @@
-"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output projection."""
+"""Attention over a KV cache as a piece of a transformer: norm, q/k/v, rotation, softmax, output matrix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Attention:
         self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
+        """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""
         return [*self._qkv_matrices(layer), *(self.indexer.inputs(layer) if self.indexer else ())]
 
     def _qkv_matrices(self, layer: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and models of their form (Kimi K2 ...): latent attention, dense layers first, shared experts."""
+"""DeepSeek V2, V3 and models of their form (Kimi K2 ...): latent attention, dense layers, shared experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
-from strata_jit.models.ffn import RoutedFfn
+from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
 from strata_jit.models.hparams import in_range
 from strata_jit.models.language_model import LanguageModel, StepLimits
 from strata_jit.models.mla import MlaAttention, mla_lengths
@@ -16,9 +16,9 @@ from strata_jit.models.transformer import Transformer
 
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a deepseek2 model."""
-    t = Transformer(file, limits)
+    t = Transformer(file, limits, FFN_FEATURES)
     attention = latent_attention(t)
-    ffn = RoutedFfn(t)
+    ffn = RoutedFfn(t, norm_w=t.h.expert_weights_norm)
     for layer in range(t.h.n_layer):
         attention.add(layer)
         ffn.add(layer)
@@ -37,7 +37,8 @@ def latent_attention(t: Transformer) -> MlaAttention:
         raise ModelError.at(file.path, key, "an interpolation other than YaRN", "none or yarn")
     multiplier = in_range(file, f"{t.h.arch}.rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
     kept = rope.attn_factor if multiplier else magnitude(rope)
-    return MlaAttention(t, rope, rope_factor=kept, scale=score_scale(rope, kept, multiplier, mla_lengths(t)[0]))
+    scale = score_scale(rope, kept, multiplier, mla_lengths(t)[0])
+    return MlaAttention(t, rope, rope_factor=kept, scale=scale)
 
 
 def score_scale(rope: Rope, kept: float, multiplier: float, n_query: int) -> float:

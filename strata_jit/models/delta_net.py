@@ -143,7 +143,7 @@ class DeltaNet:
         self.run(layer, act)
 
     def inputs(self, layer: int) -> list[int]:
-        """The matrices that read the layer's input; whoever writes it must write their kinds of activation."""
+        """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""
         return [tensor for tensor, _ in self._projections(layer)]
 
     def run(self, layer: int, act: Act) -> None:

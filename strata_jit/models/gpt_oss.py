@@ -6,8 +6,9 @@ import numpy as np
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
+from strata_jit.kernels.registry import ROUTE_TOP_SOFTMAX
 from strata_jit.models.attention import ROPE_NEOX, Attention
-from strata_jit.models.ffn import RoutedFfn
+from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
 from strata_jit.models.transformer import Transformer
 
@@ -17,10 +18,10 @@ PATTERN = 2
 
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a gpt-oss model."""
-    t = Transformer(file, limits, features=("attention.sliding_window",))
+    t = Transformer(file, limits, features={"attention.sliding_window", *FFN_FEATURES})
     windows = sliding_windows(file, t.h.arch, t.h.n_layer)
     attention = Attention(t, rope_mode=ROPE_NEOX, windows=windows, sinks=True)
-    ffn = RoutedFfn(t)
+    ffn = RoutedFfn(t, gating=ROUTE_TOP_SOFTMAX, norm_w=False, norm="post_attention_norm")
     for layer in range(t.h.n_layer):
         attention.add(layer)
         ffn.add(layer)
@@ -38,7 +39,8 @@ def sliding_windows(file: GGUFFile, arch: str, n_layer: int) -> dict[int, int]:
         raise ModelError.at(file.path, key, str(window), "0 for none, or a number of positions")
     if isinstance(pattern, np.ndarray):
         if len(pattern) != n_layer:
-            raise ModelError.at(file.path, f"{key}_pattern", f"{len(pattern)} entries", f"{n_layer}, a layer each")
+            found = f"{len(pattern)} entries"
+            raise ModelError.at(file.path, f"{key}_pattern", found, f"{n_layer}, one for each layer")
         return {layer: window for layer in np.flatnonzero(pattern).tolist() if window}
     n = file.get(f"{key}_pattern", int, PATTERN)
     if n < 0:

@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) as a piece of a transformer, in absorbed form.
 
-A position is cached once for all heads: its normed latent, and one rotated part of a key. A head's k_b takes its
-query to the latents, its v_b takes its weighted sum of latents to its output; keys and values of the heads are
-never formed.
+A position is cached once for all heads: its normed latent, and one rotated part of a key. A head's k_b takes
+its query to the latents, its v_b takes its weighted sum of latents to its output; keys and values of the
+heads are never formed.
 """
 
 from __future__ import annotations
@@ -175,7 +175,10 @@ class MlaAttention:
         self._quantise(f"{blk}attn_quant", outputs, n, NONE, act, [output])
         t.linear(f"{blk}attn_output", act, [t.segment(output, act, t.x, t.x_stride, add=True)])
 
-    def _head_linear(self, label: str, tensor: int, act: Act, out: int, stride: int, head_stride: int) -> None:
+    def _head_linear(
+        self, label: str, tensor: int, act: Act, out: int, stride: int, head_stride: int
+    ) -> None:
+        """A matrix for each head, from activation rows of `_head_act` to float32 rows."""
         b = self.t.b
         fields = {
             "act_shared": act.shared,

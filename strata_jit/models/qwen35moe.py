@@ -1,7 +1,7 @@
 """Qwen3.5 MoE and later: qwen3next with v heads in tiled order.
 
-Its rotary embedding has sections for text, height and width; the positions of text are the same in each, so it
-equals the halves of qwen3next.
+Its rotary embedding has sections for time, height and width. Text has the same position in each, so that it
+is the rotation of halves of qwen3next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets, every fourth layer gated attention, a shared expert with a weight of its own."""
+"""Qwen3-Next: gated delta nets, gated attention in every fourth layer, a weighted shared expert."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Rope:
 
 
 def read_rope(file: GGUFFile, n_rot: int) -> Rope:
-    """From the keys `rope.*` of the file; ModelError for a scaling that is not known, or numbers out of range."""
+    """From the keys `rope.*` of the file; ModelError for an unknown scaling or a number out of range."""
     prefix = f"{file.get('general.architecture', str)}.rope"
     base = in_range(file, f"{prefix}.freq_base", 10000.0, 1.0, 1e15)
     kind = file.get(f"{prefix}.scaling.type", str, "linear")
@@ -130,7 +130,7 @@ def yarn_scale(factor: float, multiplier: float) -> float:
 
 
 def magnitude(rope: Rope) -> float:
-    """Factor of cosines and sines, by which attention's scores grow with the stretch: YaRN's multiplier 0.1."""
+    """Factor of cosines and sines, which grows with YaRN's stretch, by its multiplier 0.1."""
     return rope.attn_factor * (yarn_scale(rope.factor, 0.1) if rope.is_corrected else 1.0)
 
 

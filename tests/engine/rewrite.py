@@ -5,6 +5,18 @@ import numpy as np
 
 from strata_jit.gguf.reader import open_gguf
 
+RANDOM_BLOCKS = {
+    "IQ4_NL": (16, (0,)),
+    "IQ4_XS": (512, (0,)),
+    "IQ3_XXS": (256, (0,)),
+    "IQ3_S": (128, (0,)),
+    "Q2_K": (16, (80, 82)),
+    "Q3_K": (64, (108,)),
+    "Q4_K": (512, (0, 2)),
+    "Q5_K": (512, (0, 2)),
+    "Q6_K": (512, (208,)),
+}
+"""Types that the package cannot quantise: the size of weights in units of d, and where the scales stand."""
 SKIPPED = ("GGUF.", "general.architecture")
 
 
@@ -19,13 +31,14 @@ def quantized(rng, name, shape, scale=0.02):
     """Random weights of a type, as `read_tensors` gives them; `shape` is NumPy's, rows last."""
     kind = gguf.GGMLQuantizationType[name]
     weights = (scale * rng.standard_normal(shape)).astype(np.float32)
-    if name not in ("Q5_K", "Q6_K", "Q4_K", "IQ4_XS", "IQ4_NL"):
+    if name not in RANDOM_BLOCKS:
         return kind, gguf.quants.quantize(weights, kind), list(shape)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), np.uint8)
-    d = np.float16(scale / 16 if name == "IQ4_NL" else scale / 512).tobytes()
-    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,)):
-        blocks[..., at : at + 2] = np.frombuffer(d, np.uint8)
+    step, places = RANDOM_BLOCKS[name]
+    d = np.array([scale / step], np.float16).view(np.uint8)
+    for at in places:
+        blocks[..., at : at + 2] = d
     return kind, blocks.reshape(*shape[:-1], -1), list(shape)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import strata_jit
+from strata_jit.kernels.layout import FILE_TYPES
 from tests.engine.judge import kl
 from tests.engine.rewrite import quantized, read_tensors, write
 
@@ -77,6 +78,11 @@ MIXES = [
     ("Q4_K", "IQ4_NL", "BF16"),
     ("Q6_K", "Q6_K", "F32"),
     ("F16", "F16", "Q8_0"),
+    ("Q4_0", "Q4_0", "Q5_1"),
+    ("Q2_K", "Q2_K", "Q4_1"),
+    ("Q3_K", "Q3_K", "Q5_0"),
+    ("IQ3_XXS", "IQ3_XXS", "MXFP4"),
+    ("IQ3_S", "Q2_K", "Q4_0"),
 ]
 
 
@@ -94,21 +100,24 @@ def test_experts_of_any_types(tmp_path, source, tensors, gate, up, down):
     np.testing.assert_array_equal(logits(path, numa_pool="test", test_slices=3, workers=2), fast)
 
 
-@pytest.mark.parametrize("kind", ["IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "BF16", "F32", "F16"])
-def test_attention_of_any_type(tmp_path, source, tensors, kind):
+@pytest.mark.parametrize("kind", FILE_TYPES)
+def test_attention_and_embedding_of_any_type(tmp_path, source, tensors, kind):
     rng = np.random.default_rng(2)
     changed = dict(tensors)
     for part, rows in (("q", 256), ("k", 64), ("v", 64), ("output", 256)):
         changed[f"blk.1.attn_{part}.weight"] = quantized(rng, kind, (rows, 256), scale=0.06)
+    changed["token_embd.weight"] = quantized(rng, kind, tensors["token_embd.weight"][2])
     path = write(tmp_path / "attention.gguf", source, changed)
-    assert kl(logits(path, reference=True), logits(path)).mean() < QUANTISATION_KL
+    fast = logits(path)
+    assert kl(logits(path, reference=True), fast).mean() < QUANTISATION_KL
+    np.testing.assert_array_equal(logits(path, numa_pool="test", test_slices=2, workers=1), fast)
 
 
 def test_unsupported_type_is_named(tmp_path, source, tensors):
     changed = dict(tensors)
-    changed["blk.0.attn_q.weight"] = quantized(np.random.default_rng(0), "Q5_1", (256, 256))
+    changed["blk.0.attn_q.weight"] = quantized(np.random.default_rng(0), "TQ2_0", (256, 256))
     path = write(tmp_path / "odd.gguf", source, changed)
-    with pytest.raises(strata_jit.ModelError, match=r"blk\.0\.attn_q\.weight.*Q5_1 is not supported"):
+    with pytest.raises(strata_jit.ModelError, match=r"blk\.0\.attn_q\.weight.*TQ2_0 is not supported"):
         strata_jit.load(path)
 
 
@@ -185,8 +194,8 @@ def test_embedding_of_another_shape_is_named(tmp_path, source, tensors, shape):
 
 
 def test_embedding_of_unsupported_type_is_named(tmp_path, source, tensors):
-    changed = tensors | {"token_embd.weight": quantized(np.random.default_rng(0), "Q5_1", (2048, 256))}
-    with pytest.raises(strata_jit.ModelError, match=r"token_embd\.weight.*Q5_1 is not supported"):
+    changed = tensors | {"token_embd.weight": quantized(np.random.default_rng(0), "TQ2_0", (2048, 256))}
+    with pytest.raises(strata_jit.ModelError, match=r"token_embd\.weight.*TQ2_0 is not supported"):
         strata_jit.load(write(tmp_path / "embd.gguf", source, changed))
 
 

@@ -6,7 +6,10 @@ import pytest
 import strata_jit
 from tests.engine.judge import REFERENCE_KL, Golden, judge, kl
 
-MODELS = ["glm4moe", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen3moe", "qwen3moe-nl", "qwen35moe", "qwen3next", "qwen4exp", "qwen4exp-qsa"]
+MODELS = [
+    "deepseek2", "glm4moe", "gpt-oss", "granitemoe", "llama", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe",
+    "qwen3moe-nl", "qwen3next", "qwen4exp", "qwen4exp-qsa",
+]  # fmt: skip
 
 
 @pytest.fixture(params=MODELS)

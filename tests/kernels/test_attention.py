@@ -398,7 +398,7 @@ def test_attention_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 255, 256, 257, 258, 529, 530, 531])
 def test_attention_window_edges(window):
-    """The first visible position at the ends of octets and blocks; a window may be longer than the sequence."""
+    """The first visible position at the ends of octets and blocks; a window longer than the sequence."""
     sequence = Sequence(replace(WINDOW, window=window), 530, seed=9)
     layer = Layer([sequence], (1, 1))
     fill(layer, 524)
@@ -408,7 +408,7 @@ def test_attention_window_edges(window):
 
 
 def test_attention_chunk_with_rows_that_see_different_blocks():
-    """Rows on both sides of a block's end: the first sees a block that the last does not, and the other way."""
+    """Rows on both sides of a block's end: the first sees a block that the last does not, and vice versa."""
     sequence = Sequence(WINDOW, 310, seed=10)
     layer = Layer([sequence], (1, 1, 1))
     fill(layer, 250)

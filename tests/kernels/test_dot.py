@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from strata_jit.gguf.grids import IQ3_S_GRID, IQ3_XXS_GRID
 from strata_jit.kernels import isa, layout, vec
 from strata_jit.kernels.dot import dot_many_kernel, dot_one_kernel, many_scratch_bytes
 from strata_jit.kernels.ref.activations import KIND_OF_TYPE, quantize_activation
@@ -139,13 +140,30 @@ def test_dot_matches_twin(name, target, n_tok):
 
 
 @pytest.mark.parametrize(("name", "target"), [v for v in VARIANTS if v[0] not in FLOAT_BYTES])
-@pytest.mark.parametrize("fill", [0x00, 0x0F, 0x7F, 0x80, 0xF0, 0xFF])
+@pytest.mark.parametrize("fill", [0x00, 0x0F, 0x77, 0x7F, 0x80, 0xF0, 0xFF])
 def test_dot_matches_twin_at_the_ends_of_the_range(name, target, fill):
     rng = np.random.default_rng(fill)
     n_cols = 2 * layout.STORE_TYPES[name].block_cols
     x = np.where(rng.integers(0, 2, (3, n_cols)) > 0, 127.0, -127.0).astype(np.float32)
     x[1], x[2] = 127, -127
     check(name, target, random_rows(rng, name, 9, n_cols, fill), n_cols, x)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize(("name", "grid"), [("IQ3_XXS", IQ3_XXS_GRID), ("IQ3_S", IQ3_S_GRID)])
+@pytest.mark.parametrize("minus", [False, True])
+def test_dot_of_the_largest_grid_entries(name, grid, minus, target):
+    """Every index at the grid's largest entry, scales of 31, equal signs (but one of 8 in IQ3_XXS)."""
+    index = int(grid.sum(axis=1, dtype=int).argmax())
+    rows = np.full((9, layout.CONVERSIONS[name].block_bytes), 0xFF, np.uint8)
+    rows[:, :2] = np.array([-0.37], np.float16).view(np.uint8)
+    rows[:, 2:66] = index & 255
+    if name == "IQ3_S":
+        rows[:, 66:74], rows[:, 74:106] = 255 * (index >> 8), 255 * minus
+    else:
+        rows[:, 66:98] = np.full(8, 0xF0000000 | minus * 0x0FFFFFFF, "<u4").view(np.uint8)
+    x = np.repeat(np.array([[127], [-127], [127]], np.float32), 256, axis=1)
+    check(name, target, rows, 256, x)
 
 
 @pytest.mark.parametrize(("name", "target"), VARIANTS)

@@ -1,4 +1,4 @@
-"""The ops of latent attention: `mla_prepare`, `head_linear`, `attn_merge_heads`, `attention` of prepared rows.
+"""The ops of latent attention: `mla_prepare`, `head_linear`, `attn_merge_heads`, `attention` if prepared.
 
 Each against its twins, bit for bit, at one row and at many, for teams of any shape.
 """
@@ -22,6 +22,7 @@ N_KEY = N_LATENT + N_ROT
 EPS = 1e-6
 N_LAYER, LAYER = 2, 1
 SLOT_BYTES = N_LAYER * KV_BLOCK * 2 * (N_KEY + N_LATENT)
+LAYER_OFF = LAYER * SLOT_BYTES // N_LAYER
 TEAMS = [(1,), (3,), (2, 1), (1, 2, 1)]
 UNTOUCHED = 0xA5
 
@@ -56,7 +57,7 @@ class Rows:
             q=self.q, q_stride=self.q.strides[0], n_head=N_HEAD, n_nope=N_NOPE, n_rot=N_ROT,
             queries=queries, queries_stride=queries.strides[0],
             kv=self.kv, kv_stride=self.kv.strides[0], n_latent=N_LATENT, kv_norm=Vector(self.norm), eps=EPS,
-            angles=self.angles, layer_off=LAYER * SLOT_BYTES // N_LAYER, slot_bytes=SLOT_BYTES, work_scratch=0,
+            angles=self.angles, layer_off=LAYER_OFF, slot_bytes=SLOT_BYTES, work_scratch=0,
             **self.planes.fields(0, shared),
         )  # fmt: skip
         return queries, shared[:, self.planes.used]
@@ -163,9 +164,9 @@ class Sequence:
         merged |= {"mask": partial, "mask_scratch": 0, "mask_stride": 0, "ratio": 0}
         self.team.run(
             "attention", step,
-            qkv=queries, qkv_stride=queries.strides[0], q_off=0, k_off=0, v_off=0, q_norm=0, k_norm=0, eps=EPS,
-            angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM, n_head=N_HEAD, n_head_kv=1, head_dim=N_KEY,
-            value_dim=N_LATENT, layer_off=LAYER * SLOT_BYTES // N_LAYER, slot_bytes=SLOT_BYTES, work_scratch=0,
+            qkv=queries, qkv_stride=queries.strides[0], q_off=0, k_off=0, v_off=0, q_norm=0, k_norm=0,
+            eps=EPS, angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM, n_head=N_HEAD, n_head_kv=1,
+            head_dim=N_KEY, value_dim=N_LATENT, layer_off=LAYER_OFF, slot_bytes=SLOT_BYTES, work_scratch=0,
             scale=0.1, prepared=1, **merged,
         )  # fmt: skip
         np.testing.assert_array_equal(queries, before)
@@ -195,10 +196,11 @@ def test_attention_of_prepared_rows_by_heads(threads, n, kinds):
 
 
 def test_absorbed_form_is_multi_head_attention():
-    """Queries through k_b against latents, and v_b after the sum, are heads with keys and values of their own."""
+    """Queries through k_b against latents, and v_b after the sum: heads with keys and values of their own."""
     rng, n = np.random.default_rng(2), 30
     latents, q = rng.standard_normal((n, N_LATENT)), rng.standard_normal((N_HEAD, N_NOPE))
-    k_b, v_b = rng.standard_normal((N_HEAD, N_LATENT, N_NOPE)), rng.standard_normal((N_HEAD, N_VALUE, N_LATENT))
+    k_b = rng.standard_normal((N_HEAD, N_LATENT, N_NOPE))
+    v_b = rng.standard_normal((N_HEAD, N_VALUE, N_LATENT))
     absorbed = np.einsum("hlk,hk->hl", k_b, q).astype(np.float32)
     cache = latents.astype(np.float16)[:, None]
     sums = ref.attend(absorbed, cache, cache, 0.01)
