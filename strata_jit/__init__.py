@@ -16,8 +16,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strata_jit.engine.builtin import builtin_model
     from strata_jit.engine.expert_pool import ExpertPool
     from strata_jit.engine.model import Model, load
+    from strata_jit.engine.perplexity import Divergence, PerplexityResult
     from strata_jit.engine.results import GenerationResult, KernelUse, ModelInfo, NodeInfo
     from strata_jit.engine.sample import Sampling
     from strata_jit.errors import (
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
         TopologyError,
         UsageError,
     )
+    from strata_jit.gguf.chat import render_chat
     from strata_jit.gguf.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Divergence": "strata_jit.engine.perplexity",
     "ExpertPool": "strata_jit.engine.expert_pool",
     "GenerationResult": "strata_jit.engine.results",
     "KernelUse": "strata_jit.engine.results",
@@ -42,6 +46,7 @@ _HOMES = {
     "ModelInfo": "strata_jit.engine.results",
     "NodeDied": "strata_jit.errors",
     "NodeInfo": "strata_jit.engine.results",
+    "PerplexityResult": "strata_jit.engine.perplexity",
     "PlacementError": "strata_jit.errors",
     "PoolError": "strata_jit.errors",
     "Sampling": "strata_jit.engine.sample",
@@ -49,10 +54,13 @@ _HOMES = {
     "Tokenizer": "strata_jit.gguf.tokenizer",
     "TopologyError": "strata_jit.errors",
     "UsageError": "strata_jit.errors",
+    "builtin_model": "strata_jit.engine.builtin",
     "load": "strata_jit.engine.model",
+    "render_chat": "strata_jit.gguf.chat",
 }
 
 __all__ = [
+    "Divergence",
     "ExpertPool",
     "GenerationResult",
     "KernelUse",
@@ -61,6 +69,7 @@ __all__ = [
     "ModelInfo",
     "NodeDied",
     "NodeInfo",
+    "PerplexityResult",
     "PlacementError",
     "PoolError",
     "Sampling",
@@ -69,7 +78,9 @@ __all__ = [
     "TopologyError",
     "UsageError",
     "__version__",
+    "builtin_model",
     "load",
+    "render_chat",
 ]
 
 

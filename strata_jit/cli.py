@@ -16,6 +16,9 @@ import click
 import strata_jit
 from strata_jit.commands.common import EXIT_INTERRUPTED, os_error_text
 from strata_jit.commands.decode import decode
+from strata_jit.commands.inspect import inspect_file
+from strata_jit.commands.perplexity import perplexity
+from strata_jit.commands.quantize import quantize
 from strata_jit.commands.topology import topology
 from strata_jit.errors import StrataError, one_line
 
@@ -45,4 +48,7 @@ def main() -> None:
 
 
 main.add_command(decode)
+main.add_command(inspect_file)
+main.add_command(perplexity)
+main.add_command(quantize)
 main.add_command(topology)

@@ -24,6 +24,7 @@ from strata_jit.errors import NodeDied
 
 PROMPT_IDS = [5, 6, 7]
 N_CTX_TRAIN = 64
+CHAT_TEMPLATE = "{{ messages }}"
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Script:
     """"interrupt" raises in load; "progress" reports both stages."""
     warnings: list[str] = field(default_factory=list)
     pinned: bool = True
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Of the file, beside what a context needs."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
 
 
@@ -140,7 +143,11 @@ class FakeModel:
         return FakeGeneration(self._script, len(ids))
 
 
-TOKENIZER = object()
+class _Tokenizer:
+    forced = None
+
+
+TOKENIZER = _Tokenizer()
 """The one that the command must build once and pass on."""
 
 
@@ -148,18 +155,24 @@ class FakeTokenizer:
     """Builds it."""
 
     @staticmethod
-    def from_gguf(gguf: object) -> object:
+    def from_gguf(gguf: object, force: bool) -> object:
         return TOKENIZER
 
 
 @dataclass(frozen=True)
 class FakeGGUF:
-    """A model file as far as `choose_context` reads it."""
+    """A model file, as far as it is read."""
 
     path: str
+    metadata: dict[str, Any]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        return {"general.architecture": "llama", "llama.context_length": N_CTX_TRAIN}.get(key, default)
+        known = {
+            "general.architecture": "llama",
+            "llama.context_length": N_CTX_TRAIN,
+            "tokenizer.chat_template": CHAT_TEMPLATE,
+        }
+        return (known | self.metadata).get(key, default)
 
 
 def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
@@ -180,15 +193,16 @@ def install(script: Script, assign: Callable[[Any, str, Any], None]) -> None:
         return FakeModel(script, path)
 
     def encode_prompt(
-        gguf: FakeGGUF, text: str, system: str | None, raw: bool, tokenizer: object
+        gguf: FakeGGUF, text: str, system: str | None, raw: bool, tokenizer: object, think: bool | None
     ) -> list[int]:
         assert tokenizer is TOKENIZER
-        script.calls.append(("encode", {"path": gguf.path, "text": text, "system": system, "raw": raw}))
+        given = {"path": gguf.path, "text": text, "system": system, "raw": raw, "think": think}
+        script.calls.append(("encode", given))
         return list(PROMPT_IDS)
 
     assign(strata_jit, "load", load)
     assign(strata_jit.engine.prompt, "encode_prompt", encode_prompt)
-    assign(strata_jit.gguf.reader, "open_gguf", FakeGGUF)
+    assign(strata_jit.gguf.reader, "open_gguf", lambda path: FakeGGUF(path, script.metadata))
     assign(strata_jit.gguf.tokenizer, "Tokenizer", FakeTokenizer)
 
 

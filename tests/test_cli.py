@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import strata_jit
 import strata_jit.__main__ as entry
 from strata_jit.cli import main
+from strata_jit.engine.builtin import BUILTIN_START
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 DECODE = ("decode", "--model", "some.gguf")
@@ -118,7 +119,8 @@ def test_decode_prints_warnings_as_lines(script: Any) -> None:
 
 def test_decode_defaults(script: Any) -> None:
     run("-p", "hi")
-    assert call(script, "encode") == {"path": "some.gguf", "text": "hi", "system": None, "raw": False}
+    given = {"path": "some.gguf", "text": "hi", "system": None, "raw": False, "think": None}
+    assert call(script, "encode") == given
     assert call(script, "load") == {
         "path": "some.gguf",
         "workers": None,
@@ -156,6 +158,21 @@ def test_decode_passes_options_on(script: Any) -> None:
     assert generate["sampling"] == strata_jit.Sampling(
         temp=0.7, top_k=5, top_p=0.9, min_p=0.1, repeat_penalty=1.1, seed=3
     )
+
+
+@pytest.mark.parametrize(("option", "think"), [("--think", True), ("--no-think", False)])
+def test_decode_says_that_template_has_no_thinking(script: Any, option: str, think: bool) -> None:
+    stderr = run("-p", "hi", option).stderr
+    assert call(script, "encode")["think"] is think
+    note = f"note: the chat template reads no variable for thinking: {option} changes nothing"
+    assert stderr.splitlines()[0] == note
+
+
+def test_decode_says_nothing_where_template_has_thinking(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_engine, "CHAT_TEMPLATE", "{% if enable_thinking %}x{% endif %}")
+    assert "note" not in run("-p", "hi", "--no-think").stderr
 
 
 def test_decode_context_defaults_to_prompt_and_tokens(script: Any) -> None:
@@ -235,10 +252,28 @@ def test_decode_refuses_options(script: Any, args: tuple[str, ...]) -> None:
     assert "rror: " in result.stderr
 
 
-def test_decode_requires_model() -> None:
-    result = CliRunner().invoke(main, ["decode", "-p", "hi"])
-    assert result.exit_code == 2
-    assert "--model" in result.stderr
+@pytest.mark.parametrize("args", [("-p", "hi"), ("--prompt-file", "-"), ()])
+def test_decode_without_model_takes_the_builtin_one(script: Any, args: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, ["decode", *args], input="hi\n", prog_name="strata-jit")
+    assert (result.exit_code, result.stdout) == (0, "Hello you\n")
+    path = str(strata_jit.builtin_model())
+    text = "hi" if args else BUILTIN_START
+    assert call(script, "encode") == {"path": path, "text": text, "system": None, "raw": True}
+    assert result.stderr.startswith("note: no --model: ")
+
+
+def test_decode_samples_as_the_file_recommends(script: Any) -> None:
+    script.metadata = {"general.sampling.temp": 0.5, "general.sampling.penalty_repeat": 1.25}
+    result = run("-p", "hi", "--repeat-penalty", "1.5", "--seed", "2")
+    assert call(script, "generate")["sampling"] == strata_jit.Sampling(temp=0.5, repeat_penalty=1.5, seed=2)
+    assert result.stderr.startswith("note: sampling as the file recommends: temp 0.5; --temp 0 is greedy\n")
+
+
+def test_decode_greedy_by_option_says_nothing_of_sampling(script: Any) -> None:
+    script.metadata = {"general.sampling.temp": 0.5}
+    result = run("-p", "hi", "--temp", "0")
+    assert call(script, "generate")["sampling"].is_greedy
+    assert "recommends" not in result.stderr
 
 
 # --- prompts -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ EXAMPLES = examples(LIBRARY)
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 10
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

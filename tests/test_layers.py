@@ -222,8 +222,11 @@ def test_imports_by_name_are_few() -> None:
     assert wrong == []
 
 
-def reached_from(modules_first: list[str]) -> set[str]:
-    """Every module, of the package or not, that these can import, at once or in some function."""
+def reached_from(modules_first: list[str], but: frozenset[str] = frozenset()) -> set[str]:
+    """Every module, of the package or not, that these can import, at once or in some function.
+
+    What the modules of `but` import does not count.
+    """
     seen: set[str] = set()
     todo = list(modules_first)
     while todo:
@@ -234,7 +237,7 @@ def reached_from(modules_first: list[str]) -> set[str]:
             if ancestor in seen or ancestor not in modules():
                 continue
             seen.add(ancestor)
-            for found in imports_of(ancestor):
+            for found in () if ancestor in but else imports_of(ancestor):
                 target = internal(found.target)
                 if found.real and target is None:
                     seen.add(found.target)
@@ -243,13 +246,24 @@ def reached_from(modules_first: list[str]) -> set[str]:
     return seen
 
 
+# Quantising starts no node process: the user's process is the one that computes, once it is asked to.
+COMPUTES_ITSELF = frozenset({"engine.quantize"})
+
+
 def test_host_process_never_loads_numba() -> None:
     # pool's modules for node processes are no part of this: the host starts them as programs.
     units = {"cli", "commands", "report", "", "engine", "models", "gguf"}
     host = [module for module in modules() if unit_of(module) in units]
-    reached = reached_from([*host, "pool.host"])
+    reached = reached_from([*host, "pool.host"], but=COMPUTES_ITSELF)
     assert {"engine.model", "pool.host"} <= reached
     assert not {name.split(".")[0] for name in reached} & {"numba", "llvmlite"}
+
+
+@pytest.mark.parametrize("module", sorted(COMPUTES_ITSELF))
+def test_who_computes_itself_loads_numba_late(module: str) -> None:
+    code = f"import sys, {PACKAGE}.{module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numba", "llvmlite"} & set(loaded.stdout.split())
 
 
 def test_twins_are_free_of_numba() -> None:

@@ -5,25 +5,28 @@ Owns its options and the order of a run: text, model, answer, figures.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-import strata_jit
 from strata_jit.commands.common import (
     AT_LEAST_1,
     EXIT_INTERRUPTED,
-    Environment,
+    LoadOptions,
     combined,
-    os_error_text,
+    force_option,
+    load_model,
+    open_model,
     plan_options,
+    pool_options,
     read_environment,
+    read_text,
+    read_tokenizer,
+    with_output,
 )
+from strata_jit.commands.defaults import SAMPLING_OPTIONS, builtin_options, chosen_sampling
 from strata_jit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,93 +37,52 @@ if TYPE_CHECKING:
     from strata_jit.gguf.tokenizer import Tokenizer
     from strata_jit.report import TextOutput
 
-_MAX_PROMPT_BYTES = 64 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class DecodeOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions(LoadOptions):
     """What the user asked of `decode`; the fields are click's parameter names."""
 
-    model: str
     prompt: str | None
     prompt_file: str | None
     system: str | None
     raw: bool
+    think: bool | None
     max_tokens: int
-    temp: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
+    temp: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
     seed: int | None
     ctx: int | None
-    pool_workers: int | None
-    pool_affinity: str | None
-    pool_tasks: int
-    aux_cpus: str
-    chunk: int | None
-    isa: str
-    reference: bool
-    arena: Literal["memfd", "anon"]
-    test_slices: int | None
     json: bool
     list_kernels: bool
 
 
 _prompt_options = combined(
-    click.option("--model", required=True, metavar="PATH", help="GGUF file; of a split model, any part."),
+    click.option(
+        "--model",
+        metavar="PATH",
+        help="GGUF file; of a split model, any part. By default the built-in model: it goes on with text.",
+    ),
     click.option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads it from stdin."),
     click.option("--prompt-file", metavar="PATH", help="File that holds the prompt; - is stdin."),
     click.option("--system", metavar="TEXT", help="System message before the prompt."),
     click.option("--raw", is_flag=True, help="Take the prompt as it is, without the model's chat template."),
     click.option(
+        "--think/--no-think", default=None, help="Whether to think first, where the chat template asks that."
+    ),
+    click.option(
         "-n", "--max-tokens", type=AT_LEAST_1, default=128, metavar="N", help="Tokens to write, at most; 128."
     ),
 )
 _sampling_options = combined(
-    click.option("--temp", type=float, default=0.0, help="Temperature; 0 is greedy, whatever k, p and seed."),
-    click.option("--top-k", type=int, default=0, help="Keep the K likeliest tokens; 0 keeps all."),
-    click.option(
-        "--top-p", type=float, default=1.0, help="Keep the likeliest tokens of this mass; 1 keeps all."
-    ),
-    click.option(
-        "--min-p",
-        type=float,
-        default=0.0,
-        help="Drop tokens below this share of the likeliest; 0 drops none.",
-    ),
-    click.option("--repeat-penalty", type=float, default=1.0, help="Weakens recent tokens; 1 is off."),
+    click.option("--temp", type=float, help="Temperature; 0, the default, is greedy whatever k, p, seed."),
+    click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0, the default, keeps all."),
+    click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass; 1, the default: all."),
+    click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest; 0: none."),
+    click.option("--repeat-penalty", type=float, help="Weakens recent tokens; 1, the default, is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
-)
-_pool_options = combined(
-    click.option("--ctx", type=AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens."),
-    click.option("--chunk", type=AT_LEAST_1, metavar="N", help="Prompt tokens computed at once; 512."),
-    click.option(
-        "--isa",
-        type=click.Choice(["auto", "avx2", "portable"]),
-        default="auto",
-        help="Instruction set of the kernels; auto is the best that the CPU has.",
-    ),
-    click.option("--reference", is_flag=True, help="Compute in float: slow, exact."),
-    click.option(
-        "--arena",
-        type=click.Choice(["memfd", "anon"]),
-        default="memfd",
-        help="Memory of the weights: a memory file (the default) or private memory.",
-    ),
-    click.option(
-        "--pool-tasks",
-        type=click.IntRange(0, 4096),
-        default=0,
-        metavar="N",
-        help="Pieces into which a node cuts an operation on one token, about; 0: automatic.",
-    ),
-    click.option(
-        "--aux-cpus",
-        default="off",
-        metavar="LIST",
-        help="CPUs of threads that compute nothing, such as 0-3; auto: those left free; off: any.",
-    ),
 )
 _output_options = combined(
     click.option("--json", is_flag=True, help="One JSON document on stdout instead of the text."),
@@ -131,12 +93,17 @@ _output_options = combined(
 @click.command(short_help="Write a model's answer to a prompt.")
 @_prompt_options
 @_sampling_options
+@click.option("--ctx", type=AT_LEAST_1, metavar="N", help="Context; by default prompt + max tokens.")
 @plan_options
-@_pool_options
+@pool_options
+@force_option
 @_output_options
 @click.pass_context
 def decode(ctx: click.Context, /, **given: Any) -> None:
     """Write a model's answer to a prompt on stdout, as it comes.
+
+    Without --model, the built-in model goes on with the prompt as a text, or begins one without a prompt.
+    Where the file recommends sampling (general.sampling keys), that is the default of the options for it.
 
     Progress, warnings and the closing figures go to stderr. On a terminal, control characters in the answer
     are shown as symbols; a file or a pipe gets the text unchanged. A newline ends it if it has none.
@@ -149,18 +116,15 @@ def decode(ctx: click.Context, /, **given: Any) -> None:
       STRATA_DECODE_TIMING    0 or 1; 1 prints a line of times by kind of operation
       STRATA_ROUTE_TAIL_SKIP  lossy: leave out experts from this rank on (from 0); 0 is off
     """
+    if given["model"] is None:
+        given |= builtin_options(given)
     ctx.exit(_decode(DecodeOptions(**given)))
 
 
 def _decode(options: DecodeOptions) -> int:
-    """Run the command; the exit code. Imports what only a real run needs."""
-    from strata_jit.report import OutputClosed, TextOutput
-
-    out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
-    try:
-        return _list_kernels(options, out) if options.list_kernels else _answer(options, out)
-    except OutputClosed:
-        return 0
+    """Run the command; the exit code."""
+    command = _list_kernels if options.list_kernels else _answer
+    return with_output(lambda out: command(options, out))
 
 
 def _answer(options: DecodeOptions, out: TextOutput) -> int:
@@ -174,10 +138,12 @@ def _answer(options: DecodeOptions, out: TextOutput) -> int:
 
     info = result = None
     try:
-        ids, n_ctx, tokenizer = _encode(options)
-        sampling = _sampling(options)
+        text, gguf = _read_prompt(options.prompt, options.prompt_file), open_model(options.model)
+        ids, n_ctx, tokenizer = _encode(options, text, gguf)
+        given = {name: getattr(options, name) for name in SAMPLING_OPTIONS}
+        sampling = chosen_sampling(given, gguf)
         environment = read_environment(os.environ)
-        with _load(options, environment, n_ctx, tokenizer) as model:
+        with load_model(options, environment, n_ctx, tokenizer) as model:
             print_warnings(model.info)
             before = model.op_seconds() if environment.decode_timing else None
             result = _stream(model, ids, sampling, options, out)
@@ -214,72 +180,25 @@ def _stream(
 def _list_kernels(options: DecodeOptions, out: TextOutput) -> int:
     from strata_jit.report import kernel_listing, print_warnings
 
-    _open_model(options.model)
-    with _load(options, read_environment(os.environ), options.ctx or 1) as model:
+    tokenizer = read_tokenizer(open_model(options.model), options.force)
+    with load_model(options, read_environment(os.environ), options.ctx or 1, tokenizer) as model:
         print_warnings(model.info)
         out.write(kernel_listing(model.info, options.json))
     return 0
 
 
-def _load(
-    options: DecodeOptions, environment: Environment, n_ctx: int, tokenizer: Tokenizer | None = None
-) -> Model:
-    from strata_jit.report import LoadProgress
-
-    with LoadProgress() as progress:
-        return strata_jit.load(
-            options.model,
-            workers=options.pool_workers,
-            ctx=n_ctx,
-            chunk=options.chunk,
-            isa=None if options.isa == "auto" else options.isa,
-            reference=options.reference,
-            numa_pool=environment.mode(options.test_slices),
-            test_slices=options.test_slices,
-            spin_us=environment.spin_us,
-            pool_affinity=options.pool_affinity,
-            pool_tasks=options.pool_tasks,
-            exchange_rotate=environment.exchange_rotate,
-            route_tail_skip=environment.route_tail_skip,
-            aux_cpus=options.aux_cpus,
-            arena=options.arena,
-            tokenizer=tokenizer,
-            on_progress=progress,
-        )
-
-
-def _encode(options: DecodeOptions) -> tuple[list[int], int, Tokenizer]:
+def _encode(options: DecodeOptions, text: str, gguf: GGUFFile) -> tuple[list[int], int, Tokenizer]:
     """The prompt's token ids, the context to make room for, and the tokenizer."""
-    from strata_jit.engine.prompt import choose_context, encode_prompt
-    from strata_jit.gguf.tokenizer import Tokenizer
+    from strata_jit.engine.prompt import chat_template, choose_context, encode_prompt
+    from strata_jit.gguf.thinking import thinking_variables
+    from strata_jit.report import print_message
 
-    text = _read_prompt(options.prompt, options.prompt_file)
-    gguf = _open_model(options.model)
-    tokenizer = Tokenizer.from_gguf(gguf)
-    ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer)
+    tokenizer = read_tokenizer(gguf, options.force)
+    ids = encode_prompt(gguf, text, options.system, options.raw, tokenizer, options.think)
+    if options.think is not None and not thinking_variables(chat_template(gguf), options.think):
+        asked = "--think" if options.think else "--no-think"
+        print_message("note", f"the chat template reads no variable for thinking: {asked} changes nothing")
     return ids, choose_context(gguf, len(ids), options.max_tokens, options.ctx), tokenizer
-
-
-def _open_model(path: str) -> GGUFFile:
-    from strata_jit.gguf.reader import open_gguf
-
-    try:
-        return open_gguf(path)
-    except OSError as error:
-        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
-
-
-def _sampling(options: DecodeOptions) -> Sampling:
-    from strata_jit.engine.sample import Sampling
-
-    return Sampling(
-        temp=options.temp,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repeat_penalty=options.repeat_penalty,
-        seed=options.seed,
-    )
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
@@ -290,14 +209,4 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise UsageError("give the prompt by one of -p TEXT, -p - (stdin) and --prompt-file PATH")
     if prompt is not None and prompt != "-":
         return prompt_text(os.fsencode(prompt), "--prompt")
-    from_stdin = "-" in (prompt, prompt_file)
-    if from_stdin and sys.stdin is None:
-        raise UsageError("cannot read the prompt: stdin is closed")
-    try:
-        with contextlib.nullcontext(sys.stdin.buffer) if from_stdin else open(str(prompt_file), "rb") as file:
-            raw = file.read(_MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the prompt: {os_error_text(error)}") from None
-    if len(raw) > _MAX_PROMPT_BYTES:
-        raise UsageError(f"the prompt is longer than {_MAX_PROMPT_BYTES} bytes: shorten it")
-    return prompt_text(raw, "stdin" if from_stdin else str(prompt_file)).removesuffix("\n").removesuffix("\r")
+    return read_text(prompt_file or "-", "prompt")

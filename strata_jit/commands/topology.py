@@ -5,15 +5,23 @@ Owns its options only.
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from strata_jit.commands.common import AT_LEAST_1, os_error_text, plan_options, read_environment
+from strata_jit.commands.common import (
+    AT_LEAST_1,
+    model_errors,
+    plan_choice,
+    plan_options,
+    read_environment,
+    with_output,
+)
 from strata_jit.errors import UsageError
+
+if TYPE_CHECKING:
+    from strata_jit.report import TextOutput
 
 
 @click.command(short_help="Show the machine, its limits and the plan.")
@@ -49,8 +57,6 @@ def _topology(
     as_json: bool,
 ) -> int:
     from strata_jit.engine.inspection import inspect
-    from strata_jit.placement import PlanOptions
-    from strata_jit.report import OutputClosed, TextOutput
     from strata_jit.report.topology_json import topology_json
     from strata_jit.report.topology_view import topology_view
 
@@ -58,25 +64,16 @@ def _topology(
         raise UsageError(
             f"--{'ctx' if bandwidth is None else 'bandwidth'} is about a model: give --model too"
         )
-    environment = read_environment(os.environ)
-    options = PlanOptions(
-        workers=pool_workers,
-        numa_pool=environment.mode(test_slices),
-        test_slices=test_slices,
-        pool_affinity=pool_affinity,
-        exchange_rotate=environment.exchange_rotate,
-    )
-    try:
+    options = plan_choice(read_environment(os.environ), pool_workers, pool_affinity, test_slices)
+    with model_errors():
         found = inspect(options, root, model, n_ctx)
-    except OSError as error:
-        raise UsageError(f"cannot read the model: {os_error_text(error)}") from None
     bytes_per_s = None if bandwidth is None else bandwidth * 1e9
-    out = TextOutput(sys.stdout if sys.stdout is not None else io.StringIO())
-    try:
+
+    def write(out: TextOutput) -> int:
         if as_json:
             out.write(topology_json(found, bytes_per_s))
         else:
             out.write_own(topology_view(found, bytes_per_s, plan_only=plan_only, width=out.width))
-    except OutputClosed:
-        pass
-    return 0
+        return 0
+
+    return with_output(write)

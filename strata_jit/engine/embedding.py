@@ -32,7 +32,7 @@ class EmbeddingRows:
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
     def fill(self, tokens: Sequence[int], out: Iterable[NDArray[np.float32]]) -> None:
-        """Write rows of `tokens` to out, n times float32[n_embd]. UsageError for an id not in the vocabulary."""
+        """Write rows of `tokens` to out, float32[n_embd] each. UsageError for an id not in the vocabulary."""
         if len(tokens) > 1:
             self._ask_for(tokens)
         for token, target in zip(tokens, out, strict=True):

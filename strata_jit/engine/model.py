@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal
 
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.engine.embedding import EmbeddingRows
-from strata_jit.engine.ngram import NgramRows
 from strata_jit.engine.generation import Generation
+from strata_jit.engine.ngram import NgramRows
+from strata_jit.engine.perplexity import DEFAULT_WINDOW, OnWindow, PerplexityResult, measure, text_ids
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import ModelInfo, NodeInfo
 from strata_jit.engine.sample import Sampling
@@ -64,7 +65,7 @@ def load(
     workers      pool threads beside the one on the host's core; None: one per further physical core
     ctx          positions of KV memory; None: 4096, at most the model's own context
     chunk        tokens of a prompt that one step takes; None: 512
-    isa          "avx2" or "portable"; None: the best that the CPU has
+    isa          "avx512vnni", "avxvnni", "avx2" or "portable"; None: the best that the CPU has
     reference    float32 weights and activations: slow and exact, the judge of the fast path
     numa_pool    None, "0", "1" or "test": whether to split over NUMA nodes
     test_slices  node processes in test mode; None: 2
@@ -159,9 +160,12 @@ class Model:
         )
         self.info = _info(file, planned, language_model, pool)
 
-    def chat(self, text: str, system: str | None = None) -> list[int]:
-        """Token ids of a user's message in the model's chat template. UsageError if the file has none."""
-        return encode_prompt(self._file, text, system, False, self.tokenizer)
+    def chat(self, text: str, system: str | None = None, *, think: bool | None = None) -> list[int]:
+        """Token ids of a user's message in the model's chat template. UsageError if the file has none.
+
+        think  whether the model is to think before it answers, where its template asks; None: its default
+        """
+        return encode_prompt(self._file, text, system, False, self.tokenizer, think)
 
     def generate(
         self, prompt: str | Sequence[int], *, max_tokens: int = 128, sampling: Sampling | None = None
@@ -192,6 +196,40 @@ class Model:
         user = object()
         self._stepper.begin(user)
         return np.concatenate([part.copy() for part in self._stepper.all_logits(user, tokens)])
+
+    def perplexity(
+        self,
+        text: str | Sequence[int],
+        *,
+        n_ctx: int | None = None,
+        kl_base: str | os.PathLike[str] | None = None,
+        kl: str | os.PathLike[str] | None = None,
+        on_window: OnWindow | None = None,
+    ) -> PerplexityResult:
+        """How well the model predicts a text, as llama.cpp's llama-perplexity measures it.
+
+        text       or its token ids, which then begin as the model's prompts do
+        n_ctx      tokens of a window, of which the second half is scored; None: 512, at most the context
+        kl_base    a file to write the model's distributions to, for others to be compared with
+        kl         such a file of a base model, with the same vocabulary, text and window
+        on_window  called after each window as on_window(done, total, perplexity so far)
+
+        UsageError for a text of less than one window, a window beyond the context, or another base.
+        """
+        self._check_open()
+        n_ctx = min(DEFAULT_WINDOW, self.n_ctx) if n_ctx is None else n_ctx
+        if n_ctx > self.n_ctx:
+            raise UsageError(f"n_ctx: found a window of {n_ctx}, expected at most the context, {self.n_ctx}")
+        ids = self._as_ids(text_ids(self.tokenizer, text) if isinstance(text, str) else text)
+
+        def logits_of(tokens: Sequence[int], first: int) -> Iterator[NDArray[np.float32]]:
+            user = object()
+            self._stepper.begin(user)
+            return self._stepper.all_logits(user, tokens, first)
+
+        return measure(
+            logits_of, self.tokenizer, ids, n_ctx, kl_base=kl_base, kl=kl, on_window=on_window
+        )
 
     def experts_skipped(self) -> int:
         """Choices of experts that `route_tail_skip` has left out so far."""
@@ -231,12 +269,16 @@ class Model:
             raise UsageError("the model is closed: load it again")
 
     def _token_ids(self, ids: Sequence[int]) -> list[int]:
-        try:
-            checked = [operator.index(token) for token in ids]
-        except TypeError:
-            raise UsageError("token ids: expected a sequence of integers") from None
+        checked = self._as_ids(ids)
         self._check_prompt(checked)
         return checked
+
+    @staticmethod
+    def _as_ids(ids: Sequence[int]) -> list[int]:
+        try:
+            return [operator.index(token) for token in ids]
+        except TypeError:
+            raise UsageError("token ids: expected a sequence of integers") from None
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:

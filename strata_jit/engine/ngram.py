@@ -22,7 +22,7 @@ from strata_jit.models.language_model import NgramTable
 def row_ids(table: NgramTable, before: Sequence[int], tokens: Sequence[int]) -> NDArray[np.uint64]:
     """uint64[len(tokens), n_head]: rows of the table for each token.
 
-    before  tokens of the sequence before `tokens`, at least the last ngram_size - 1 of them if there are so many
+    before  tokens of the sequence before `tokens`, the last ngram_size - 1 or more, as far as there are any
     """
     n_before = table.ngram_size - 1
     known = list(before)[len(before) - min(len(before), n_before) :]
@@ -49,7 +49,7 @@ class NgramRows:
         self._rows = EmbeddingRows(file, table.rows)
 
     def fill(self, before: Sequence[int], tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Write the rows of `tokens` side by side to out, float32[n, n_head * n_cols or more]; see `row_ids`."""
+        """Write each token's rows side by side to out, float32[n, n_head * n_cols or more]; see `row_ids`."""
         ids, n_cols = row_ids(self.table, before, tokens), self.table.rows.n_cols
         places = [row[i : i + n_cols] for row in out for i in range(0, ids.shape[1] * n_cols, n_cols)]
         self._rows.fill(ids.ravel().tolist(), places)

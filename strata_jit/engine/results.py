@@ -22,7 +22,7 @@ class KernelUse:
     op: str
     """Operation, with the stored type of the matrix where it reads one, such as "moe_down IQ4_XS"."""
     variant: str
-    """"avx2" or "portable"; "vector" where one source serves every CPU."""
+    """Instruction set; "vector" where one source serves every CPU."""
 
 
 @dataclass(frozen=True, slots=True)

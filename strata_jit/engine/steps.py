@@ -120,8 +120,15 @@ class Stepper:
         last_row: NDArray[np.float32] = logits[0]
         return last_row
 
-    def all_logits(self, user: object, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Logits after every token, float32[m, n_vocab] for each chunk of m tokens."""
+    def all_logits(
+        self, user: object, tokens: Sequence[int], first: int = 0
+    ) -> Iterator[NDArray[np.float32]]:
+        """Logits after every token from `tokens[first]` on, float32[m, n_vocab] for each chunk.
+
+        A view that the next chunk overwrites.
+        """
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
-            yield self.step(user, part, start, range(len(part)))
+            logits = self.step(user, part, start, range(max(0, first - start), len(part)))
+            if len(logits):
+                yield logits

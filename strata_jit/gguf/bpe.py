@@ -1,4 +1,4 @@
-"""Byte-level byte pair encoding, the "gpt2" kind of tokenizer, through the `tokenizers` library.
+"""Byte pair encoding by ranked merges, the "gpt2" and "gemma4" kinds, through the `tokenizers` library.
 
 Owns GPT-2's byte letters and the building of the library's model; knows no special tokens. The 256 byte
 letters: `bytes_to_unicode` in GPT-2's encoder.py.
@@ -11,7 +11,8 @@ from itertools import chain
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers.models import BPE
 
-from strata_jit.gguf.pretokenizers import PreTokenizer, byte_level
+from strata_jit.gguf.pretokenizers import PreTokenizer, word_splitter
+from strata_jit.gguf.spm import SPACE
 
 
 def _letter_bytes() -> dict[str, int]:
@@ -41,10 +42,10 @@ def _all_tokens(ids: dict[str, int], merges: list[tuple[str, str]]) -> bool:
     return parts and all(map(ids.__contains__, map("".join, merges)))
 
 
-class ByteLevelBPE:
+class RankedBPE:
     """Text without special tokens -> ids. Bytes that the vocabulary has no token for are dropped."""
 
-    __slots__ = ("_tokenizer",)
+    __slots__ = ("_raw", "_tokenizer")
 
     def __init__(self, ids: dict[str, int], merges: list[tuple[str, str]], rules: PreTokenizer) -> None:
         """`ids`: text -> id of all tokens; `merges` in order of rank.
@@ -53,11 +54,13 @@ class ByteLevelBPE:
         """
         if not _all_tokens(ids, merges):
             merges = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-        model = BPE(vocab=ids, merges=merges, ignore_merges=rules.whole_words)
+        model = BPE(vocab=ids, merges=merges, ignore_merges=rules.whole_words, byte_fallback=rules.raw)
+        self._raw = rules.raw
         self._tokenizer = HFTokenizer(model)
-        self._tokenizer.pre_tokenizer = byte_level(rules)
+        self._tokenizer.pre_tokenizer = word_splitter(rules)
 
     def encode(self, text: str, after_special: bool = True) -> list[int]:
         """The ids of a piece of text; what stands before it makes no difference here."""
+        text = text.replace(" ", SPACE) if self._raw else text
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids

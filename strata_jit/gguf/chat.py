@@ -50,7 +50,7 @@ def render_chat(
         "eos_token": eos_token,
         **kwargs,
     }
-    environment = _environment(bounds or Bounds())
+    environment = template_environment(bounds)
     try:
         return environment.render_bounded(template, variables)
     except _Refusal as error:
@@ -86,9 +86,10 @@ class _Generation(Extension):
         return str(caller())
 
 
-def _environment(bounds: Bounds) -> BoundedEnvironment:
+def template_environment(bounds: Bounds | None = None) -> BoundedEnvironment:
+    """The sandbox with what chat templates may use beyond Jinja's own."""
     environment = BoundedEnvironment(
-        bounds,
+        bounds or Bounds(),
         {"tojson": _to_json},
         trim_blocks=True,
         lstrip_blocks=True,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
@@ -112,14 +112,25 @@ class StringArray(Sequence[str]):
 
 def read_metadata(cursor: Cursor, n_keys: int) -> dict[str, Any]:
     """Read `n_keys` key-value pairs, leaving the cursor at the tensor list."""
+    return {key: value for key, value, _ in _read_pairs(cursor, n_keys)}
+
+
+def read_raw_pairs(cursor: Cursor, n_keys: int) -> dict[str, bytes]:
+    """Read `n_keys` pairs: the bytes of each, key and type included, as the file holds them."""
+    return {key: cursor.slice(start, cursor.pos) for key, _, start in _read_pairs(cursor, n_keys)}
+
+
+def _read_pairs(cursor: Cursor, n_keys: int) -> Iterator[tuple[str, Any, int]]:
+    """Key, value and first byte of each pair; the cursor is at its end then."""
     reader = _ValueReader(cursor)
-    metadata: dict[str, Any] = {}
+    seen: set[str] = set()
     for i in range(n_keys):
+        start = cursor.pos
         key = cursor.name(f"name of key {i}")
-        if key in metadata:
+        if key in seen:
             raise cursor.fault(f"name of key {i}", f"{quoted(key)} a second time", "every key once")
-        metadata[key] = reader.value(reader.value_type(quoted(key)), quoted(key), depth=0)
-    return metadata
+        seen.add(key)
+        yield key, reader.value(reader.value_type(quoted(key)), quoted(key), depth=0), start
 
 
 class _ValueReader:

@@ -20,12 +20,15 @@ class PreTokenizer:
 
     `splits` are regular expressions (Oniguruma's syntax, the engine of the `tokenizers` library). With
     `whole_words`, a word that is a token itself is taken as it is, whatever its merges would give. `add_bos`
-    is what holds where a file has no `tokenizer.ggml.add_bos_token`.
+    is what holds where a file has no `tokenizer.ggml.add_bos_token`. Words are spelt in GPT-2's 256 byte
+    letters, unless `raw`: then spaces become U+2581, words are spelt as they are, and a character that is no
+    token is spelt in byte tokens.
     """
 
     splits: tuple[str, ...]
     whole_words: bool = False
     add_bos: bool = False
+    raw: bool = False
 
 
 # "don't" -> "don", "'t"
@@ -58,6 +61,12 @@ _EXAONE_MOE = (
 )
 
 
+_UFAKZEKA = rf"{_WORD}|{_DIGIT}|{_SYMBOLS}|{_LINES_AND_SPACES}"
+_MINICPM5 = rf"{_ANY_CASE_SUFFIX}|{_WORD}|\p{{N}}+|{_SYMBOLS}|{_LINES_AND_SPACES}"
+_RUNS_OF_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in "512 256 128 64 32 16 8 4 1,2".split())
+_JAIS2 = rf"{_ANY_CASE_SUFFIX}|{_WORD}|{_THREE_DIGITS}|{_SYMBOLS}|\s*[\r\n]+|{_RUNS_OF_SPACES}|\s"
+
+
 def _cased(suffix: str, digits: str, upper: str, lower: str, line_marks: str = r"\r\n/") -> str:
     """o200k and its kin: a word ends where upper case follows lower case."""
     lead = r"[^\r\n\p{L}\p{N}]?"
@@ -79,12 +88,25 @@ _KIMI = r"\p{Han}+|" + _cased(
     line_marks=r"\r\n",
 )
 
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+_YOUTU = _cased(f"{_ANY_CASE_SUFFIX}?", _DIGIT, _UPPER, _LOWER)
+
 _NEWLINE = r"[\r\n]"
+_LINES = r"[^\n]+|\n+"
+_DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_AFMOE_SCRIPTS = (
+    "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟"
+    "เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+"
+)
 _CJK_AND_HANGUL = "[一-龥ࠀ-一가-퟿]+"
 _CJK_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _MARKED_WORDS = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES_AND_SPACES}"
+)
+_SPARK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+|{_NEWLINE}|{_SPACES}"
 )
 # the cased letters of Unicode, as the model's own file lists them (escaped: some are not in NFC)
 _CASED_LETTERS = (
@@ -109,16 +131,25 @@ _PLAIN_GPT2 = PreTokenizer((_GPT2,))
 _LLAMA3 = PreTokenizer((_CL100K,), whole_words=True, add_bos=True)
 _DEEPSEEK_V3 = PreTokenizer((_THREE_DIGITS, _CJK_AND_KANA, _MARKED_WORDS))
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"[\t\n]|    |  ",
+    _DIGIT,
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
 _BY_RULES: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", _DEFAULT),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", _DIGITS_GPT2),
     (
-        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert",
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert "
+        "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe",
         _PLAIN_GPT2,
     ),
-    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", _LLAMA3),
+    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA3),
     ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_CL100K,))),
     ("glm4 glm5", PreTokenizer((_CL100K,), whole_words=True)),
     (
@@ -126,7 +157,10 @@ _BY_RULES: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer((_QWEN2,)),
     ),
     ("qwen35", PreTokenizer((_QWEN35,))),
-    ("gpt-4o llama4 kanana2 minimax-m2", PreTokenizer((_O200K,))),
+    ("gpt-4o llama4 kanana2 minimax-m2 talkie", PreTokenizer((_O200K,))),
+    ("granite-embed-multi-97m", PreTokenizer((_O200K,), whole_words=True)),
+    ("tiny_aya cohere2moe", PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))),
+    ("youtu", PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), whole_words=True)),
     ("tekken", PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True)),
     ("kimi-k2", PreTokenizer((_KIMI,))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", _DEEPSEEK_V3),
@@ -146,6 +180,15 @@ _BY_RULES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
     ("bailingmoe bailingmoe2 llada-moe", PreTokenizer((_BAILING,))),
+    ("afmoe", PreTokenizer((_DIGITS_FROM_RIGHT, _AFMOE_SCRIPTS, _MARKED_WORDS))),
+    ("spark2_5", PreTokenizer((_THREE_DIGITS, _CJK_AND_KANA, _SPARK, _DIGIT))),
+    ("laguna", PreTokenizer((_LINES, _QWEN2))),
+    ("minicpm5", PreTokenizer((_THREE_DIGITS, _MINICPM5), whole_words=True)),
+    ("jais-2", PreTokenizer((_JAIS2,))),
+    ("ufakzeka", PreTokenizer((_UFAKZEKA,))),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    ("chameleon", PreTokenizer(_CHAMELEON, add_bos=True)),
+    ("gemma4 granite-embed-multi-311m sarvam-moe", PreTokenizer((_LINES,), raw=True)),
     ("seed-coder", PreTokenizer((_SEED_CODER,))),
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,))),
     ("poro-chat bloom gpt3-finnish", PreTokenizer((_BLOOM,))),
@@ -157,8 +200,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 """All that are known, by their name in `tokenizer.ggml.pre`."""
 
 
-def byte_level(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """The rules as an object of the `tokenizers` library, its words spelt in GPT-2's 256 byte letters."""
-    cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rules.splits]
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([*cuts, letters])
+def word_splitter(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The rules as an object of the `tokenizers` library; words are spelt in byte letters unless `raw`."""
+    cuts: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rules.splits
+    ]
+    if not rules.raw:
+        cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(cuts)

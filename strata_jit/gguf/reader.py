@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast, overload
 
 from strata_jit.errors import ModelError, quoted
 from strata_jit.gguf.cursor import Cursor, open_cursor
-from strata_jit.gguf.metadata import MAX_KEYS, StringArray, read_metadata, typed_value
+from strata_jit.gguf.metadata import MAX_KEYS, StringArray, read_metadata, read_raw_pairs, typed_value
 from strata_jit.gguf.split import SplitKeys, check_part, check_tensor_count, part_paths, read_split_keys
 from strata_jit.gguf.tensors import MAX_TENSORS, TensorInfo, read_tensors
 
-__all__ = ["GGUFFile", "StringArray", "TensorInfo", "open_gguf"]
+__all__ = ["GGUFFile", "StringArray", "TensorInfo", "open_gguf", "raw_pairs"]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -131,14 +131,26 @@ def _joined(parts: tuple[_Part, ...]) -> dict[str, TensorInfo]:
 
 def _read_part(path: Path) -> _Part:
     with open_cursor(path) as cursor:
-        version = _read_version(cursor)
-        n_tensors = cursor.count("number of tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
-        n_keys = cursor.count("number of keys", _MIN_PAIR_BYTES, MAX_KEYS)
+        version, n_tensors, n_keys = _read_counts(cursor)
         metadata = read_metadata(cursor, n_keys)
         alignment = _alignment(path, metadata)
         split = read_split_keys(path, metadata)
         tensors = read_tensors(cursor, n_tensors, split.no, alignment)
         return _Part(path, version, alignment, metadata, split, tensors)
+
+
+def raw_pairs(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Metadata of one file: key -> the bytes of key, type and value, in file order. Errors as `open_gguf`."""
+    with open_cursor(Path(path)) as cursor:
+        _, _, n_keys = _read_counts(cursor)
+        return read_raw_pairs(cursor, n_keys)
+
+
+def _read_counts(cursor: Cursor) -> tuple[int, int, int]:
+    """Version, number of tensors, number of keys."""
+    version = _read_version(cursor)
+    n_tensors = cursor.count("number of tensors", _MIN_TENSOR_BYTES, MAX_TENSORS)
+    return version, n_tensors, cursor.count("number of keys", _MIN_PAIR_BYTES, MAX_KEYS)
 
 
 def _read_version(cursor: Cursor) -> int:

@@ -6,13 +6,14 @@ Owns `Tokenizer`: special tokens, the begin-of-text token, decoding. The ways of
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from typing import Protocol
 
 from strata_jit.errors import ModelError, UsageError, quoted
-from strata_jit.gguf.bpe import ByteLevelBPE, spelt_bytes
-from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from strata_jit.gguf.bpe import RankedBPE, spelt_bytes
+from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS
 from strata_jit.gguf.reader import GGUFFile, open_gguf
 from strata_jit.gguf.special import SpecialTokens
 from strata_jit.gguf.spm import SPACE, SentencePieceBPE
@@ -25,6 +26,8 @@ from strata_jit.gguf.vocabulary import (
     read_vocabulary,
 )
 
+_KINDS = ("gpt2", "gemma4", "llama")
+
 
 class _Encoder(Protocol):
     """A way of cutting text that holds no special tokens."""
@@ -36,12 +39,25 @@ class Tokenizer:
     """The tokenizer of a model.
 
     `n_vocab` is the number of tokens; `bos_id` and `eos_id` may be None; `eog_ids` are the tokens that end a
-    generation; `add_bos` tells whether a prompt begins with `bos_id` by default. Safe to use from several
-    threads.
+    generation; `add_bos` tells whether a prompt begins with `bos_id` by default. `forced` is a warning where
+    words are cut by rules that the file did not ask for, else None. Safe to use from several threads.
     """
 
-    def __init__(self, vocabulary: Vocabulary, encoder: _Encoder, add_bos: bool, space_prefix: bool) -> None:
-        """See `from_gguf`, which is the way to make one."""
+    forced: str | None = None
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: _Encoder,
+        add_bos: bool,
+        *,
+        space_prefix: bool = False,
+        letters: bool = False,
+    ) -> None:
+        """See `from_gguf`, which is the way to make one.
+
+        `space_prefix`: encoding puts a space before a text; `letters`: tokens are spelt in byte letters.
+        """
         self.n_vocab = len(vocabulary.tokens)
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
@@ -50,6 +66,7 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._encoder = encoder
         self._space_prefix = space_prefix
+        self._letters = letters
         self._hidden = vocabulary.hidden_ids() | vocabulary.eog_ids
         self._bytes: dict[int, bytes] = {}
         user_defined = vocabulary.of_type(TokenType.USER_DEFINED)
@@ -66,19 +83,22 @@ class Tokenizer:
         an unknown pre-tokenizer, unless `force` says to cut words by the "default" rules then.
         """
         gguf = source if isinstance(source, GGUFFile) else open_gguf(source)
+        check_kind(gguf, force=force)
         vocabulary = read_vocabulary(gguf)
-        if vocabulary.model == "gpt2":
-            return cls._byte_level(gguf, vocabulary, force)
         if vocabulary.model == "llama":
             return cls._sentencepiece(gguf, vocabulary)
-        field = quoted(f"{PREFIX}model")
-        raise ModelError.at(gguf.path, field, f"{quoted(vocabulary.model)}, not supported", "gpt2 or llama")
+        return cls._ranked(gguf, vocabulary)
 
     @classmethod
-    def _byte_level(cls, gguf: GGUFFile, vocabulary: Vocabulary, force: bool) -> Tokenizer:
-        rules = _rules(vocabulary, force)
-        encoder = ByteLevelBPE(vocabulary.ids, read_merges(gguf), rules)
-        return cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), space_prefix=False)
+    def _ranked(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
+        pre = "gemma4" if vocabulary.model == "gemma4" else vocabulary.pre
+        rules = PRE_TOKENIZERS.get(pre, PRE_TOKENIZERS["default"])
+        encoder = RankedBPE(vocabulary.ids, read_merges(gguf), rules)
+        tokenizer = cls(vocabulary, encoder, _add_bos(vocabulary, rules.add_bos), letters=not rules.raw)
+        if pre not in PRE_TOKENIZERS:
+            name = quoted(pre)
+            tokenizer.forced = f"words are cut by the default rules, not by those of the unknown {name}"
+        return tokenizer
 
     @classmethod
     def _sentencepiece(cls, gguf: GGUFFile, vocabulary: Vocabulary) -> Tokenizer:
@@ -132,6 +152,14 @@ class Tokenizer:
         """A token's text as the file has it, such as "<s>", "" for None: what chat templates are given."""
         return "" if token_id is None else self._vocabulary.tokens[token_id]
 
+    def vocabulary_sha256(self) -> str:
+        """SHA-256, in hex, of all tokens in order: their lengths in bytes (little-endian u32) and texts."""
+        digest = hashlib.sha256()
+        for text in self._vocabulary.tokens:
+            raw = text.encode()
+            digest.update(len(raw).to_bytes(4, "little") + raw)
+        return digest.hexdigest()
+
     def is_control(self, token_id: int) -> bool:
         """Whether a token is no part of a text: control, unknown, unused, or an end of generation."""
         return token_id in self._hidden
@@ -154,16 +182,24 @@ class Tokenizer:
             return _stated_byte(text)
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
             return text.encode()
-        return spelt_bytes(text) if self._vocabulary.model == "gpt2" else text.replace(SPACE, " ").encode()
+        return spelt_bytes(text) if self._letters else text.replace(SPACE, " ").encode()
 
 
-def _rules(vocabulary: Vocabulary, force: bool) -> PreTokenizer:
-    """Other rules than the model was trained with would give worse text without any other sign."""
-    if vocabulary.pre in PRE_TOKENIZERS or force:
-        return PRE_TOKENIZERS.get(vocabulary.pre, PRE_TOKENIZERS["default"])
-    known = ", ".join(sorted(PRE_TOKENIZERS))
-    found = f"{quoted(vocabulary.pre)}, a pre-tokenizer that is not supported"
-    raise ModelError.at(vocabulary.path, quoted(f"{PREFIX}pre"), found, f"one of {known}")
+def check_kind(gguf: GGUFFile, *, force: bool = False) -> None:
+    """`ModelError` for a kind of tokenizer, or a pre-tokenizer, that is not supported; builds nothing.
+
+    Other rules than the model was trained with would give worse text without any other sign, so an unknown
+    pre-tokenizer is refused unless `force`.
+    """
+    model, pre = gguf.get(f"{PREFIX}model", str), gguf.get(f"{PREFIX}pre", str, "default")
+    if model not in _KINDS:
+        field, expected = quoted(f"{PREFIX}model"), " or ".join(_KINDS)
+        raise ModelError.at(gguf.path, field, f"{quoted(model)}, not supported", expected)
+    if model == "gpt2" and pre not in PRE_TOKENIZERS and not force:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        found = f"{quoted(pre)}, a pre-tokenizer that is not supported"
+        expected = f"one of {known}; --force cuts words by the default rules"
+        raise ModelError.at(gguf.path, quoted(f"{PREFIX}pre"), found, expected)
 
 
 def _add_bos(vocabulary: Vocabulary, default: bool) -> bool:

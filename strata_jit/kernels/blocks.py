@@ -14,12 +14,12 @@ from numba.core import cgutils
 
 from strata_jit.kernels.isa.portable import V8I32, V16I16, V32I8
 from strata_jit.kernels.vec import I32, I64, const, load_as, shuffle, splat, store_as
-from strata_jit.kernels.weights import FORMATS, QUADS, SUB, emit_weights
+from strata_jit.kernels.weights import QUADS, SUB, emit_weights
 
 # --- one token: block sums --------------------------------------------------------------------------------
 
 
-def _broadcast(b, address, offset):
+def broadcast(b, address, offset):
     """The 4 bytes at address + offset in every 32-bit lane, as <32 x i8>."""
     return b.bitcast(splat(b, load_as(b, address, I32, offset)), V32I8)
 
@@ -46,27 +46,35 @@ def _sub_scales(b, isa, fmt, scales, i):
     if not fmt.scale_columns:
         return [const(V16I16, 1)] * QUADS
     per_sub = SUB // fmt.scale_columns
-    source = load_as(b, scales, V32I8)
-    if fmt.packed_mins:
-        source = b.and_(source, const(V32I8, 0x0F))
+    source = _scale_bytes(b, fmt, scales)
     parts = [isa.scale16(b, source, i * per_sub + k) for k in range(per_sub)]
     return [part for part in parts for _ in range(QUADS // per_sub)]
 
 
-def emit_block_sum(b, isa, name, payload, pairs):
+def _scale_bytes(b, fmt, scales):
+    """The vector of scales, 4 a row, at `scales`."""
+    source = load_as(b, scales, V32I8)
+    return b.and_(source, const(V32I8, 0x0F)) if fmt.packed_mins else source
+
+
+def emit_block_sum(b, isa, fmt, payload, pairs, sums):
     """sum_j scale_j * sum((w + offset) * a) of one block, exact: <8 x i32>, one row a lane.
 
-    The format's offset is for `emit_offset_sum` to take off.
+    The format's offset is for `emit_offset_sum` to take off, but `dot4` begins without it.
     """
-    fmt = FORMATS[name]
     total = cgutils.alloca_once(b, V8I32)
     b.store(const(V8I32, 0), total)
 
     def group(scales, codes, first_sub):
         act = b.add(pairs, b.mul(first_sub, ir.Constant(I64, 2 * SUB)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
-            part = _sub_block_sum(b, isa, fmt, weights, _sub_scales(b, isa, fmt, scales, i), act, 2 * SUB * i)
+            weights = emit_weights(b, isa, fmt, codes, fmt.sub_bytes * i)
+            if isa.byte_dots:
+                sums_at = b.add(sums, b.mul(first_sub, ir.Constant(I64, 4)))
+                part = _sub_block_dot(b, isa, fmt, weights, scales, i, act, sums_at)
+            else:
+                factors = _sub_scales(b, isa, fmt, scales, i)
+                part = _sub_block_sum(b, isa, fmt, weights, factors, act, 2 * SUB * i)
             b.store(b.add(b.load(total), part), total)
 
     _for_scale_groups(b, fmt, payload, group)
@@ -80,13 +88,49 @@ def _sub_block_sum(b, isa, fmt, weights, scales, act, offset):
     for first in range(0, QUADS, fmt.group):
         joint = None
         for i in range(first, first + fmt.group):
-            a = _broadcast(b, act, offset + 4 * i)
-            extra = (_broadcast(b, act, offset + SUB + 4 * i),) if combine == isa.pairs_signed else ()
+            a = broadcast(b, act, offset + 4 * i)
+            extra = (broadcast(b, act, offset + SUB + 4 * i),) if combine == isa.pairs_signed else ()
             products = combine(b, weights[i], a, *extra)
             joint = products if joint is None else b.add(joint, products)
         part = isa.madd(b, joint, scales[first])
         total = part if total is None else b.add(total, part)
     return total
+
+
+def _sub_block_dot(b, isa, fmt, weights, scales, sub, act, sums):
+    """scale * sum(w*a) by dot products of four bytes: sub-block `sub` of those that share `scales`.
+
+    |sum((w + offset) * a)| <= 32 * 255 * 127 < 2**20 and |scale| <= 128: exact in int32 for a whole block.
+    """
+    total, span = None, fmt.vectors_per_scale
+    for k in range(QUADS // span):
+        part = emit_dot_start(b, isa, fmt, sums, sub, k)
+        for i in range(span * k, span * k + span):
+            part = isa.dot4(b, part, weights[i], broadcast(b, act, 2 * SUB * sub + 4 * i))
+        if fmt.scale_columns:
+            part = b.mul(part, _scale32(b, fmt, scales, sub * (QUADS // span) + k))
+        total = part if total is None else b.add(total, part)
+    return total
+
+
+def _scale32(b, fmt, scales, t):
+    """<8 x i32>: byte t (signed) of each row's scales."""
+    lanes = b.bitcast(_scale_bytes(b, fmt, scales), V8I32)
+    return b.ashr(b.shl(lanes, const(V8I32, 24 - 8 * t)), const(V8I32, 24))
+
+
+def emit_dot_start(b, isa, fmt, sums, sub, k):
+    """-offset * sum(a) of the k-th scale's columns in sub-block `sub` from an even one on, at `sums`."""
+    if not fmt.offset:
+        return const(V8I32, 0)
+    if fmt.n_sub == 1:
+        return isa.madd(b, const(V16I16, -fmt.offset), _pair_of_sums(b, sums, 0))
+    pair, half = sub // 2 * 2, sub % 2  # sums of 16 columns stand in the order 0 2 1 3
+    if fmt.scale_columns == SUB:
+        a = b.add(_pair_of_sums(b, sums, pair), _pair_of_sums(b, sums, pair + 1))
+    else:
+        a = _pair_of_sums(b, sums, pair + k)
+    return isa.madd(b, const(V16I16, [-fmt.offset if i % 2 == half else 0 for i in range(16)]), a)
 
 
 def emit_offset_sum(b, isa, fmt, payload, sums):
@@ -146,17 +190,16 @@ def _pair_of_sums(b, sums, i):
 # --- many tokens: scaled int16 ----------------------------------------------------------------------------
 
 
-def emit_unpack(b, isa, name, payload, target):
+def emit_unpack(b, isa, fmt, payload, target):
     """Store scale*w of one block as int16: per V two vectors, columns (0, 2) and (1, 3) of each lane.
 
     |scale*w| <= 32*128 (Q6_K), so int16 holds it; the products with int8 activations sum exactly in int32.
     """
-    fmt = FORMATS[name]
 
     def group(scales, codes, first_sub):
         to = b.add(target, b.mul(first_sub, ir.Constant(I64, 64 * QUADS)))
         for i in range(fmt.sub_blocks_per_scales):
-            weights = emit_weights(b, isa, name, codes, fmt.sub_bytes * i)
+            weights = emit_weights(b, isa, fmt, codes, fmt.sub_bytes * i)
             if fmt.offset:
                 weights = [b.sub(w, const(V32I8, fmt.offset)) for w in weights]
             factors = _sub_scales(b, isa, fmt, scales, i) if fmt.scale_columns else None
@@ -172,3 +215,57 @@ def _store_unpacked(b, weights, factors, target, offset):
         for half, columns in enumerate((b.ashr(b.shl(lanes, eight), eight), b.ashr(lanes, eight))):
             scaled = columns if factors is None else b.mul(columns, factors[i])
             store_as(b, target, scaled, offset + 64 * i + 32 * half)
+
+
+# --- many tokens by dot products of bytes ------------------------------------------------------------------
+
+BYTE_SCALES = 2048
+"""Offset in an unpacked block of its scales, behind 64 V."""
+
+
+def emit_unpack_bytes(b, isa, fmt, payload, target):
+    """Store w + offset of one block, V by V, and from `BYTE_SCALES` on its scales as <8 x i32> each."""
+    per_sub = QUADS // fmt.vectors_per_scale
+
+    def group(scales, codes, first_sub):
+        to = b.add(target, b.mul(first_sub, ir.Constant(I64, 32 * QUADS)))
+        scales_to = b.add(target, b.mul(first_sub, ir.Constant(I64, 32 * per_sub)))
+        for i in range(fmt.sub_blocks_per_scales):
+            for v, weight in enumerate(emit_weights(b, isa, fmt, codes, fmt.sub_bytes * i)):
+                store_as(b, to, weight, 32 * (QUADS * i + v))
+            for t in range(i * per_sub, (i + 1) * per_sub) if fmt.scale_columns else ():
+                store_as(b, scales_to, _scale32(b, fmt, scales, t), BYTE_SCALES + 32 * t)
+
+    _for_scale_groups(b, fmt, payload, group)
+
+
+def emit_byte_tile(b, isa, fmt, unpacked, pairs, sums, totals):
+    """Add the sums of one block to `totals` [octet][token] of slots of <8 x i32>.
+
+    unpacked    addresses of the octets' unpacked blocks
+    pairs, sums addresses of the block's planes in each token's activation row
+    """
+    span = fmt.vectors_per_scale
+    per_sub, unrolled = QUADS // span, min(fmt.n_sub, 2)
+    with cgutils.for_range(b, ir.Constant(I64, fmt.n_sub // unrolled), intp=I64) as loop:
+
+        def at(addresses, stride):
+            step = b.mul(loop.index, ir.Constant(I64, stride * unrolled))
+            return [b.add(address, step) for address in addresses]
+
+        weights, scales = at(unpacked, 32 * QUADS), at(unpacked, 32 * per_sub)
+        acts, sums_at = at(pairs, 2 * SUB), at(sums, 4)
+        for group in range(unrolled * per_sub):
+            sub, k = divmod(group, per_sub)
+            starts = [emit_dot_start(b, isa, fmt, address, sub, k) for address in sums_at]
+            parts = [list(starts) for _ in unpacked]
+            for i in range(span * k, span * k + span):
+                w = [load_as(b, address, V32I8, 32 * (QUADS * sub + i)) for address in weights]
+                for t, act in enumerate(acts):
+                    a = broadcast(b, act, 2 * SUB * sub + 4 * i)
+                    for o, part in enumerate(parts):
+                        part[t] = isa.dot4(b, part[t], w[o], a)
+            for o, part in enumerate(parts):
+                scale = load_as(b, scales[o], V8I32, BYTE_SCALES + 32 * group) if fmt.scale_columns else None
+                for slot, value in zip(totals[o], part, strict=True):
+                    b.store(b.add(b.load(slot), b.mul(value, scale) if scale else value), slot)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from llvmlite import binding
+from numba import config
 from numba.core.errors import NumbaError
 
 from strata_jit.kernels import cache, isa
@@ -21,6 +23,7 @@ from strata_jit.kernels.dot import dot_many_kernel, dot_one_kernel
 from strata_jit.kernels.dot_float import FLOAT_TYPES
 from strata_jit.kernels.repack import repack
 
+T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 
 
@@ -52,11 +55,38 @@ def load_kernels(
     """
     chosen = isa.choose(isa_name)
     wanted = [*ops, *(f"dot {t} {chosen}" for t in types), *(f"repack {c}" for c in conversions)]
-    ready = cache_path / f"ready-{_cpu_hash()}"
 
     def load() -> Kernels:
         return _load(ops, types, conversions, chosen, on_progress)
 
+    return _from_cache(cache_path, wanted, load)
+
+
+def load_quantizers(
+    types: Sequence[str], cache_path: Path, on_progress: Progress | None = None
+) -> dict[str, Any]:
+    """Compile, or load from the cache, `quantizers.quantizer` of each type; as `load_kernels` otherwise.
+
+    In a process that has compiled nothing yet: where Numba keeps its files is set for all of it.
+    """
+    config.CACHE_DIR = str(cache_path)  # type: ignore[attr-defined]  # Numba makes its options itself
+    from strata_jit.kernels.quantizers import quantizer  # node processes have no use for it
+
+    @_without_collection()
+    def load() -> dict[str, Any]:
+        compiled = {}
+        for i, name in enumerate(types):
+            if on_progress is not None:
+                on_progress(i, len(types), f"quantize {name}")
+            compiled[name] = quantizer(name)
+        return compiled
+
+    return _from_cache(cache_path, [f"quantize {name}" for name in types], load)
+
+
+def _from_cache(cache_path: Path, wanted: Sequence[str], load: Callable[[], T]) -> T:
+    """load() under the cache's lock; once more, with a cleared cache, if that cannot be read."""
+    ready = cache_path / f"ready-{_cpu_hash()}"
     is_warm = _is_ready(ready, wanted)
     with cache.lock(cache_path, exclusive=not is_warm):
         try:

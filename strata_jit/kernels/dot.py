@@ -21,10 +21,12 @@ from numba.extending import intrinsic, overload
 from strata_jit.kernels._jit import OVERLOAD_OPTIONS, callback
 from strata_jit.kernels.blocks import (
     emit_block_sum,
+    emit_byte_tile,
     emit_min_pairs,
     emit_min_sum,
     emit_offset_sum,
     emit_unpack,
+    emit_unpack_bytes,
 )
 from strata_jit.kernels.dot_float import FLOAT_TYPES, float_one
 from strata_jit.kernels.isa import ISAS
@@ -51,7 +53,7 @@ from strata_jit.kernels.vec import (
     store_as,
     vector,
 )
-from strata_jit.kernels.weights import FORMATS
+from strata_jit.kernels.weights import FORMATS, format_for
 
 UNPACKED_BYTES = 4096 + 256
 """Scratch of one unpacked octet block: 256 columns x 8 rows int16, then up to eight vectors of mins."""
@@ -112,11 +114,11 @@ def block_dot(typingctx, name, isa, acc, head, payload, pairs, d, sums):
 
     def codegen(context, b, signature, args):
         _, _, acc, head, payload, pairs, d, sums = args
-        fmt = FORMATS[type_name]
+        fmt = format_for(type_name, target)
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
         da = splat(b, load_as(b, d, F32))
-        total = emit_block_sum(b, target, type_name, payload, pairs)
-        if fmt.offset:
+        total = emit_block_sum(b, target, fmt, payload, pairs, sums)
+        if fmt.offset and not target.byte_dots:
             total = b.sub(total, emit_offset_sum(b, target, fmt, payload, sums))
         acc = _accumulate(b, total, b.fmul(_emit_d(context, b, fmt, head), da), acc)
         if fmt.has_min:
@@ -136,9 +138,9 @@ def block_unpack(typingctx, name, isa, payload, target_address):
 
     def codegen(context, b, signature, args):
         _, _, payload, address = args
-        fmt = FORMATS[type_name]
+        fmt = format_for(type_name, target)
         emit_prefetch(b, payload, PREFETCH_BYTES, fmt.store.payload_bytes)
-        emit_unpack(b, target, type_name, payload, address)
+        (emit_unpack_bytes if target.byte_dots else emit_unpack)(b, target, fmt, payload, address)
         if fmt.min_vectors:
             for q, mins in enumerate(emit_min_pairs(b, payload, fmt)):
                 store_as(b, address, mins, 4096 + 32 * q)
@@ -147,13 +149,17 @@ def block_unpack(typingctx, name, isa, payload, target_address):
     return types.void(name, isa, types.int64, types.int64), codegen
 
 
-def _tile_sums(b, target, fmt, unpacked, activations):
-    """Integer sums [octet][token] of one block: 2 octets x the activations' addresses (a16 of the block)."""
+def _tile_sums(b, target, fmt, unpacked, activations, sums_at):
+    """Integer sums [octet][token] of one block: 2 octets x the activations' addresses (a16 or pairs)."""
     n_tok = len(activations)
     sums = [[cgutils.alloca_once_value(b, const(V8I32, 0)) for _ in range(n_tok)] for _ in range(2)]
     for row in sums:
         for slot in row:
             b.store(const(V8I32, 0), slot)
+    if target.byte_dots:
+        octets = [unpacked, b.add(unpacked, ir.Constant(I64, UNPACKED_BYTES))]
+        emit_byte_tile(b, target, fmt, octets, activations, sums_at, sums)
+        return [[b.load(slot) for slot in row] for row in sums]
     quads = ir.Constant(I64, fmt.store.block_cols // 4)
     with cgutils.for_range_slice(b, ir.Constant(I64, 0), quads, ir.Constant(I64, 2), I64) as (quad, _):
         weight_at = b.add(unpacked, b.mul(quad, ir.Constant(I64, 64)))
@@ -178,7 +184,7 @@ def _load_mins(b, unpacked, fmt, offset):
 
 @intrinsic(prefer_literal=True)
 def block_tile(
-    typingctx, name, isa, n_tok, unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs
+    typingctx, name, isa, n_tok, unpacked, head0, head1, acts, act_offset, d_offset, sums_offset, accs
 ):
     """Add one block of two unpacked octets to the float accumulators of n_tok tokens.
 
@@ -190,10 +196,11 @@ def block_tile(
     type_name, target, count = name.literal_value, ISAS[isa.literal_value], n_tok.literal_value
 
     def codegen(context, b, signature, args):
-        unpacked, head0, head1, acts, a16_offset, d_offset, sums_offset, accs = args[3:]
-        fmt = FORMATS[type_name]
+        unpacked, head0, head1, acts, act_offset, d_offset, sums_offset, accs = args[3:]
+        fmt = format_for(type_name, target)
         rows = [load_as(b, acts, I64, 8 * t) for t in range(count)]
-        sums = _tile_sums(b, target, fmt, unpacked, [b.add(row, a16_offset) for row in rows])
+        act_at, sums_at = ([b.add(row, offset) for row in rows] for offset in (act_offset, sums_offset))
+        sums = _tile_sums(b, target, fmt, unpacked, act_at, sums_at)
         # every load comes before the first store, which might alias it for all that LLVM knows
         tile = [(t, o) for t in range(count) for o in range(2)]
         d = [_emit_d(context, b, fmt, head) for head in (head0, head1)]
@@ -237,7 +244,9 @@ def _one_loop(name, isa, w, octet_stride, n_octets, n_cols, act, out):
 
 @overload(many_loop, prefer_literal=True, jit_options=OVERLOAD_OPTIONS)
 def _many_loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
-    return _float_many if name.literal_value in FLOAT_TYPES else _quant_many(FORMATS[name.literal_value])
+    if name.literal_value in FLOAT_TYPES:
+        return _float_many
+    return _quant_many(FORMATS[name.literal_value], ISAS[isa.literal_value].byte_dots)
 
 
 def _quant_one(fmt):
@@ -265,9 +274,10 @@ def _quant_one(fmt):
     return loop
 
 
-def _quant_many(fmt):
+def _quant_many(fmt, byte_dots):
     block_cols, payload_bytes = fmt.store.block_cols, fmt.store.payload_bytes
     head_bytes, sums_bytes = fmt.store.header_bytes, fmt.sums_bytes
+    a_plane = 0 if byte_dots else 2  # pairs or a16, in units of n_cols
 
     def loop(name, isa, w, octet_stride, n_octets, n_cols, n_tok, acts, outs, scratch):
         n_blocks = n_cols // block_cols
@@ -287,16 +297,16 @@ def _quant_many(fmt):
                     source = (octet1 if second else octet0) + payload
                     block_unpack(name, isa, source, scratch + second * UNPACKED_BYTES)
                 head0, head1 = octet0 + head_bytes * block, octet1 + head_bytes * block
-                a16 = 2 * n_cols + 2 * block_cols * block
+                a = a_plane * n_cols + 2 * block_cols * block
                 d, sums = d_plane + 4 * block, sums_plane + sums_bytes * block
                 t = 0
                 while t + TILE_TOKENS <= n_tok:
                     at, acc = acts + 8 * t, accs + 64 * t
-                    block_tile(name, isa, TILE_TOKENS, scratch, head0, head1, at, a16, d, sums, acc)
+                    block_tile(name, isa, TILE_TOKENS, scratch, head0, head1, at, a, d, sums, acc)
                     t += TILE_TOKENS
                 while t < n_tok:
                     at, acc = acts + 8 * t, accs + 64 * t
-                    block_tile(name, isa, 1, scratch, head0, head1, at, a16, d, sums, acc)
+                    block_tile(name, isa, 1, scratch, head0, head1, at, a, d, sums, acc)
                     t += 1
             for t in range(n_tok):
                 out = load_i64(outs + 8 * t)

@@ -57,7 +57,7 @@ def _round_up_64(n):
 
 
 @inline_kernel
-def _largest(x, nbytes):
+def largest_magnitude(x, nbytes):
     """Largest magnitude of the float32 in `nbytes` at `x`."""
     largest = splat8(ZERO)
     for k in range(0, nbytes, 32):
@@ -83,7 +83,7 @@ def quantise_q256(x, n, dst):
     d = a16 + 2 * n
     sums = d + _round_up_64(n // 64)
     for block in range(0, n, 256):
-        amax = _largest(x + 4 * block, 1024)
+        amax = largest_magnitude(x + 4 * block, 1024)
         store_f32(d + block // 64, amax / QUANT_MAX)
         inverse = _inverse(amax)
         for k in range(block, block + 256, 32):
@@ -99,7 +99,7 @@ def quantise_q32(x, n, dst):
     d = a16 + 2 * n
     sums = d + _round_up_64(n // 8)
     for k in range(0, n, 32):
-        amax = _largest(x + 4 * k, 128)
+        amax = largest_magnitude(x + 4 * k, 128)
         store_f32(d + k // 8, amax / QUANT_MAX)
         _quantise32(x + 4 * k, _inverse(amax), dst + 2 * k, a16 + 2 * k, sums + k // 8, 2)
 

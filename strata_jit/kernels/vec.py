@@ -227,9 +227,9 @@ def _scalar_store(numba_type):
 
 
 load_f32, store_f32 = _scalar_load(types.float32, F32), _scalar_store(types.float32)
-load_f64 = _scalar_load(types.float64, F64)
+load_f64, store_f64 = _scalar_load(types.float64, F64), _scalar_store(types.float64)
 load_i64, store_i64 = _scalar_load(types.int64, I64), _scalar_store(types.int64)
-store_u16 = _scalar_store(types.uint16)
+store_u8, store_u16 = _scalar_store(types.uint8), _scalar_store(types.uint16)
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------

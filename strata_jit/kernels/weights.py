@@ -7,7 +7,7 @@ Words: V is a vector of 32 weights, 4 consecutive columns of 8 rows (row r in by
 is 32 columns, V_0 .. V_7.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata_jit.gguf.grids import IQ3_S_VALUES, IQ3_XXS_VALUES
 from strata_jit.kernels.isa.portable import V16I16, V32I8
@@ -48,6 +48,11 @@ class BlockFormat:
     """Power of two by which `d` is multiplied, so that scales and weights are integers."""
 
     @property
+    def is_signed(self):
+        """Whether codes stand for signed weights, with no offset."""
+        return self.pairs != "pairs_unsigned"
+
+    @property
     def has_min(self):
         """Whether a second term is added to the block sum: min times sum of a, or m times sum of a."""
         return self.store.header_bytes == 32
@@ -66,6 +71,11 @@ class BlockFormat:
     def n_sub(self):
         """Sub-blocks of a block."""
         return self.store.block_cols // SUB
+
+    @property
+    def vectors_per_scale(self):
+        """Vectors V of a sub-block that share a scale."""
+        return (self.scale_columns or SUB) // 4
 
     @property
     def sums_bytes(self):
@@ -129,12 +139,22 @@ BOOKS = {
 """Weights of the 16 codes: `kvalues_iq4nl` and `kvalues_mxfp4` of ggml-common.h, half of IQ3_XXS's."""
 
 
-def emit_weights(b, isa, name, address, offset):
-    """The eight V of a sub-block whose codes are at address + offset, as w + `FORMATS[name].offset`."""
+def format_for(name, isa):
+    """How `isa` takes the block sums of a type: `FORMATS[name]`, or that with 128 added to signed weights."""
+    fmt = FORMATS[name]
+    return replace(fmt, pairs="pairs_unsigned", offset=128) if isa.byte_dots and fmt.is_signed else fmt
+
+
+def emit_weights(b, isa, fmt, address, offset):
+    """The eight V of a sub-block whose codes are at address + offset, as w + the format's offset."""
+    name = fmt.store.name
     if name in BOOKS:
-        table = [value + FORMATS[name].offset for value in BOOKS[name]]
+        table = [(value + fmt.offset + 128) % 256 - 128 for value in BOOKS[name]]  # as int8
         return [isa.lookup16(b, table, code) for code in _codes(b, address, offset)]
-    return _WEIGHTS[name](b, address, offset)
+    weights = _WEIGHTS[name](b, address, offset)
+    if fmt.offset and FORMATS[name].is_signed:
+        return [b.xor(w, const(V32I8, -128)) for w in weights]
+    return weights
 
 
 def _nibbles(b, address, offset):

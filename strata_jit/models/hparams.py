@@ -111,7 +111,8 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
 
 def context_length(file: GGUFFile) -> int:
     """Positions that the model was made for, at most `MAX_CONTEXT`; ModelError unless it is positive."""
-    return min(positive_multiple(file, f"{file.get('general.architecture', str)}.context_length"), MAX_CONTEXT)
+    key = f"{file.get('general.architecture', str)}.context_length"
+    return min(positive_multiple(file, key), MAX_CONTEXT)
 
 
 def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:

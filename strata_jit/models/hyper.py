@@ -1,6 +1,6 @@
 """Hyper-connections in place of the residual stream: what blocks read, and where their output goes.
 
-A block's input is `mix`, its output goes to the buffer `out`, from where the next mix takes it into the streams.
+A block's input is `mix`, its output goes to `residual`, from where the next mix takes it into the streams.
 Arithmetic: `kernels/hyper.py`. Tensors, for each mix: NAME_norm, _down, _up and, unless it is the last,
 _inject; at the end the mix output_hc_* stands in the place of the output norm.
 """
@@ -55,7 +55,7 @@ class HyperTransformer(Transformer):
         return Target(self.out, self.out_stride, add=False, scale=self.h.residual_scale)
 
     def mix(self, name: str, tensors: Sequence[int]) -> Act:
-        """Append the mix whose tensors begin with `name`; the activation row that `tensors`, a block's, read."""
+        """Append the mix whose tensors begin with `name`; returns the row that `tensors`, a block's, read."""
         act = self.act("act", self.h.n_embd, tensors)
         self._mix(name, act, tensors, "rows")
         self._pending = self.out

@@ -41,7 +41,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class NgramTable:
-    """A table of which each token gets several rows, by its last `ngram_size` tokens; see `engine/ngram.py`."""
+    """A table of which a token gets several rows, by the last tokens up to it; see `engine/ngram.py`."""
 
     rows: TensorInfo
     """The table, in the file."""

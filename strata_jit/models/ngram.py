@@ -1,7 +1,7 @@
 """The n-gram embedding (PLE) as a piece: rows of a table that the host reads, onto the residual streams.
 
-It stands before one layer's first mix. Owns the tensors ple_* and the keys ple.* of a file; which rows a token
-gets is `engine/ngram.py`, the arithmetic on the streams `kernels/ngram.py`.
+It stands before one layer's first mix. Owns the tensors ple_* and the keys ple.* of a file; which rows a
+token gets is `engine/ngram.py`, the arithmetic on the streams `kernels/ngram.py`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class NgramEmbedding:
         self._project(blk)
         t.combine(f"{blk}ple_combine")
         ring = {"ring": self.ring, "n_ring": self.n_ring}
-        norms = {f"{part}_norm": t.b.vector(f"{blk}ple_norm_{part}.weight", t.n_all) for part in
-                 ("key", "query", "conv")}  # fmt: skip
+        parts = ("key", "query", "conv")
+        norms = {f"{part}_norm": t.b.vector(f"{blk}ple_norm_{part}.weight", t.n_all) for part in parts}
         source = {
             "key_value": self.key_value,
             "key_value_stride": self.key_value_stride,
@@ -124,5 +124,6 @@ def _numbers(file: GGUFFile, key: str, n: int) -> tuple[int, ...]:
     """n unsigned numbers, exact up to 64 bits."""
     values = file.get(key, np.ndarray)
     if len(values) != n or values.dtype.kind not in "iu" or (values < 0).any():
-        raise ModelError.at(file.path, key, f"{len(values)} of {values.dtype}", f"{n} whole numbers from 0 on")
+        found = f"{len(values)} of {values.dtype}"
+        raise ModelError.at(file.path, key, found, f"{n} whole numbers from 0 on")
     return tuple(int(value) for value in values)

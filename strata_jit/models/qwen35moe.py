@@ -1,7 +1,7 @@
 """Qwen3.5 MoE and later: qwen3next with v heads in tiled order.
 
-Its rotary embedding has sections for time, height and width. Text has the same position in each, so that it
-is the rotation of halves of qwen3next.
+Its rotary embedding has sections for time, height and width. Text has one position for all, so that it is
+the rotation of halves of qwen3next.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import platform
 import shutil
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from types import TracebackType
@@ -136,8 +136,13 @@ def print_message(kind: str, text: str) -> None:
 
 def print_warnings(info: ModelInfo) -> None:
     """A line on stderr for each of the model's warnings."""
-    for warning in info.warnings:
-        print_message("warning", warning)
+    print_messages("warning", info.warnings)
+
+
+def print_messages(kind: str, texts: Sequence[str]) -> None:
+    """A line on stderr for each text."""
+    for text in texts:
+        print_message(kind, text)
 
 
 def print_skipped(rank: int, count: int) -> None:
@@ -285,9 +290,9 @@ def json_document(path: str, info: ModelInfo | None, result: GenerationResult | 
     values: dict[str, Any] = dict.fromkeys(JSON_KEYS)
     values["stop_reason"] = "interrupted"
     values["model"] = {"path": path, "arch": None, "types": None}
-    values["versions"] = _versions()
+    values["versions"] = versions()
     if info is not None:
-        values.update(_info_values(info))
+        values.update(info_values(info))
     if result is not None:
         values.update(_result_values(result))
     return json.dumps(values, allow_nan=False) + "\n"
@@ -309,7 +314,8 @@ def kernel_listing(info: ModelInfo, as_json: bool) -> str:
     return "".join(f"{use.op}\t{use.variant}\n" for use in info.kernels)
 
 
-def _info_values(info: ModelInfo) -> dict[str, Any]:
+def info_values(info: ModelInfo) -> dict[str, Any]:
+    """The keys of a document that tell of the loaded model."""
     return {
         "load_s": info.load_s,
         "compile_s": info.compile_s,
@@ -323,6 +329,7 @@ def _info_values(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the package, Python and what it computes with."""
     own = {"strata_jit": __version__, "python": platform.python_version()}
     return own | {name: metadata.version(name) for name in _DEPENDENCIES}

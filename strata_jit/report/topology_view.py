@@ -6,25 +6,23 @@ control characters escaped.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from strata_jit.engine.inspection import Inspection
 from strata_jit.errors import one_line
 from strata_jit.placement import NodePlan, Plan
+from strata_jit.report.tables import counted, lines, plain_table, rendered, size
 from strata_jit.topology.cpulist import format_cpulist
 from strata_jit.topology.description import Core, Limit, Machine, Node
 from strata_jit.units import format_bytes, format_rate, format_tok_per_s
 
 _PLAIN_WIDTH = 120
 """Columns of a file, for the cores; its tables are as wide as they are."""
-_ENDLESS = 100_000
 _INDENT = 4
 
 HOST, WORKER, SPARE, FREE, FORBIDDEN = "H", "W", "s", ".", "x"
@@ -53,29 +51,8 @@ def topology_view(
     found: Inspection, bytes_per_s: float | None, *, plan_only: bool = False, width: int | None = None
 ) -> str:
     """The view as text. `width`: columns of a terminal, which gets colours; None for a file."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer,
-        width=width or _ENDLESS,
-        force_terminal=width is not None,
-        color_system="auto" if width is not None else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-    sections = () if plan_only else _machine_sections(found, width)
-    for title, body in (*sections, *_plan_sections(found, bytes_per_s, explain=plan_only)):
-        console.print(Text(title, style="bold"))
-        if isinstance(body, Text):
-            # never wrapped by us, so that a command can be copied whole
-            console.print(
-                Text("\n").join(Text("  ").append_text(line) for line in body.split()), soft_wrap=True
-            )
-            console.print()
-        else:
-            console.print(Padding(body, (0, 0, 1, 2)))
-    lines = (line.rstrip() for line in buffer.getvalue().splitlines())
-    return "\n".join(lines).rstrip("\n") + "\n"
+    machine = () if plan_only else _machine_sections(found, width)
+    return rendered((*machine, *_plan_sections(found, bytes_per_s, explain=plan_only)), width)
 
 
 def _machine_sections(found: Inspection, width: int | None) -> Iterator[tuple[str, RenderableType]]:
@@ -91,10 +68,10 @@ def _machine_sections(found: Inspection, width: int | None) -> Iterator[tuple[st
 
 def _counts(machine: Machine) -> str:
     parts = [
-        _counted(max(1, len(machine.packages)), "package"),
-        _counted(len(machine.nodes), "node"),
-        _counted(len(machine.all_cores), "core"),
-        f"{_counted(len(machine.cpus_online), 'CPU')} online",
+        counted(max(1, len(machine.packages)), "package"),
+        counted(len(machine.nodes), "node"),
+        counted(len(machine.all_cores), "core"),
+        f"{counted(len(machine.cpus_online), 'CPU')} online",
         f"{len(machine.allowed)} allowed",
     ]
     if machine.hybrid:
@@ -167,14 +144,14 @@ def _legend(used: set[str]) -> Text:
 
 
 def _nodes(found: Inspection) -> Table:
-    table = _table("node", "CPUs", ">memory", ">free", ">cached files", "use")
+    table = plain_table("node", "CPUs", ">memory", ">free", ">cached files", "use")
     for node in found.machine.nodes:
         table.add_row(
             "one (virtual)" if node.virtual else str(node.node_id),
             format_cpulist(node.cpus) or "none",
-            _size(node.memory_bytes),
-            _size(node.free_bytes),
-            _size(node.reclaimable_bytes),
+            size(node.memory_bytes),
+            size(node.free_bytes),
+            size(node.reclaimable_bytes),
             ", ".join(_uses(node, found.plan)),
         )
     return table
@@ -191,7 +168,7 @@ def _uses(node: Node, plan: Plan) -> Iterator[str]:
     workers = sum(worker.cpu in node.cpus for worker in plan.workers)
     host = plan.host_cpu in node.cpus
     if host or workers:
-        yield " and ".join(["the host's thread"] * host + [_counted(workers, "worker")] * (workers > 0))
+        yield " and ".join(["the host's thread"] * host + [counted(workers, "worker")] * (workers > 0))
     else:
         yield "no thread" if plan.pinned else "threads are not pinned"
 
@@ -201,15 +178,15 @@ def _distances(machine: Machine, width: int | None) -> Table | Text:
     ids = [node.node_id for node in machine.nodes]
     if width is not None and 6 * (len(ids) + 2) > width:
         rows = (" ".join(str(machine.distance(start, end)) for end in ids) for start in ids)
-        return _lines(f"{start}: {row}" for start, row in zip(ids, rows, strict=True))
-    table = _table("from \\ to", *(f">{node_id}" for node_id in ids))
+        return lines(f"{start}: {row}" for start, row in zip(ids, rows, strict=True))
+    table = plain_table("from \\ to", *(f">{node_id}" for node_id in ids))
     for start in ids:
         table.add_row(str(start), *(str(machine.distance(start, end)) for end in ids))
     return table
 
 
 def _limits(machine: Machine) -> Table:
-    table = _table("what", "value", "from")
+    table = plain_table("what", "value", "from")
     for name, label in _LIMITS.items():
         limit = machine.limit(name)
         if limit is None:
@@ -225,16 +202,16 @@ def _limit_value(limit: Limit) -> str:
         return _UNLIMITED
     if isinstance(value, tuple):
         noun = "CPU" if limit.name in _CPU_SETS else "node"
-        return f"{format_cpulist(value)} ({_counted(len(value), noun)})"
+        return f"{format_cpulist(value)} ({counted(len(value), noun)})"
     if limit.name == "cpu_quota":
-        return _counted(int(value), "CPU")
+        return counted(int(value), "CPU")
     return format_bytes(value) if isinstance(value, int) else one_line(str(value))
 
 
 def _settings(machine: Machine) -> Table:
     balancing, pages = machine.numa_balancing, machine.huge_pages
     thp = "/sys/kernel/mm/transparent_hugepage"
-    table = _table("what", "value", "from")
+    table = plain_table("what", "value", "from")
     rows = (
         (
             "NUMA balancing",
@@ -257,24 +234,24 @@ def _settings(machine: Machine) -> Table:
 def _plan_sections(
     found: Inspection, bytes_per_s: float | None, *, explain: bool
 ) -> Iterator[tuple[str, RenderableType]]:
-    yield "Plan", _lines(_plan_lines(found, explain))
-    yield "Node processes", _node_processes(found.plan, found.model is not None)
+    yield "Plan", lines(_plan_lines(found, explain))
+    yield "Node processes", node_processes(found.plan, found.model is not None)
     if found.model is not None:
-        yield "Model", _lines(_model_lines(found, bytes_per_s))
+        yield "Model", lines(_model_lines(found, bytes_per_s))
     if found.notes:
-        yield "Notes", _lines(found.notes)
+        yield "Notes", lines(found.notes)
     if found.warnings:
-        yield "Warnings", _lines(found.warnings, style="yellow")
+        yield "Warnings", lines(found.warnings, style="yellow")
 
 
 def _plan_lines(found: Inspection, explain: bool) -> Iterator[str]:
     plan = found.plan
     yield f"split {'on' if plan.split.on else 'off'}: {plan.split.reason}"
-    workers = _counted(plan.n_workers, "worker")
+    workers = counted(plan.n_workers, "worker")
     if plan.host_cpu is None:
-        yield f"{_counted(plan.threads, 'thread')}, not pinned: {workers} and the host's"
+        yield f"{counted(plan.threads, 'thread')}, not pinned: {workers} and the host's"
     else:
-        yield f"{_counted(plan.threads, 'thread')}: the host's on CPU {plan.host_cpu}, {workers}"
+        yield f"{counted(plan.threads, 'thread')}: the host's on CPU {plan.host_cpu}, {workers}"
     if not plan.spin:
         yield "threads sleep rather than spin: they share CPUs or CPU time"
     if plan.spare:
@@ -282,16 +259,18 @@ def _plan_lines(found: Inspection, explain: bool) -> Iterator[str]:
     if explain and found.default.n_workers != plan.n_workers:
         default = found.default
         split = "on" if default.split.on else f"off ({default.split.reason})"
-        yield f"by default: {_counted(default.n_workers, 'worker')}, split {split}"
+        yield f"by default: {counted(default.n_workers, 'worker')}, split {split}"
 
 
-def _node_processes(plan: Plan, sized: bool) -> Table:
-    """In test mode, whose slices are on no node of their own, the first column numbers these."""
+def node_processes(plan: Plan, sized: bool) -> Table:
+    """A row for each node process; with its share of the model if that is `sized`.
+
+    In test mode, whose slices are on no node of their own, the first column numbers these."""
     sizes = (">rows", ">weights", ">KV, state, scratch", ">room", "fits") if sized else (">room",)
-    table = _table("node" if plan.placed or not plan.split.on else "slice", ">threads", "CPUs", *sizes)
+    table = plain_table("node" if plan.placed or not plan.split.on else "slice", ">threads", "CPUs", *sizes)
     for node in plan.nodes:
         cpus = "not pinned" if node.cpus is None else format_cpulist(node.cpus)
-        shown = _sized(node) if sized else (_size(node.room_bytes),)
+        shown = _sized(node) if sized else (size(node.room_bytes),)
         table.add_row(str(node.node), str(node.threads), cpus, *shown)
     return table
 
@@ -299,7 +278,7 @@ def _node_processes(plan: Plan, sized: bool) -> Table:
 def _sized(node: NodePlan) -> tuple[str, ...]:
     fits = {True: "yes", False: "no", None: "unknown"}[node.fits]
     rows = "unknown" if node.rows is None else f"{node.rows:,}"
-    return rows, _size(node.bytes), _size(node.kv_bytes), _size(node.room_bytes), fits
+    return rows, size(node.bytes), size(node.kv_bytes), size(node.room_bytes), fits
 
 
 def _model_lines(found: Inspection, bytes_per_s: float | None) -> Iterator[str]:
@@ -313,27 +292,3 @@ def _model_lines(found: Inspection, bytes_per_s: float | None) -> Iterator[str]:
     if bytes_per_s is not None:
         ceiling = found.model.ceiling_tok_s(bytes_per_s)
         yield f"at {format_rate(bytes_per_s)} a node, memory allows at most {format_tok_per_s(ceiling)}"
-
-
-def _lines(lines: Iterable[str], style: str = "") -> Text:
-    return Text("\n".join(one_line(line) for line in lines), style=style)
-
-
-def _table(*columns: str) -> Table:
-    """Without borders; a column that begins with ">" is set to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"),
-            justify="right" if column.startswith(">") else "left",
-            overflow="fold",
-        )
-    return table
-
-
-def _size(n_bytes: int | None) -> str:
-    return "unknown" if n_bytes is None else format_bytes(n_bytes)
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'s' * (n != 1)}"

@@ -59,7 +59,7 @@ def kl(reference, other):
 
 
 def is_top(reference, tokens):
-    """Whether each token has the highest logit; in float16, as the reference is kept, several may share it."""
+    """Whether each token has the highest logit; in float16, as references are kept, several may share it."""
     return np.take_along_axis(reference, tokens[:, None], axis=1)[:, 0] == reference.max(axis=1)
 
 

@@ -22,7 +22,8 @@ def table(multipliers, per_ngram=2, sizes=None, rows=None):
     offsets = tuple(int(n) for n in np.cumsum([0, *sizes])[:-1])
     return NgramTable(
         rows=rows or TensorInfo("t", (8, sum(sizes)), GGMLType.F32, 0, 0, 32 * sum(sizes)),
-        buffer=0, stride=0, multipliers=multipliers, head_offsets=offsets, head_vocab_sizes=tuple(sizes), eos=EOS,
+        buffer=0, stride=0, multipliers=multipliers, head_offsets=offsets, head_vocab_sizes=tuple(sizes),
+        eos=EOS,
     )  # fmt: skip
 
 
@@ -87,7 +88,8 @@ def test_an_end_of_turn_hides_what_is_before_it_but_not_itself():
 
 def test_sizes_and_offsets_beyond_32_bits():
     t = table((2**64 - 1, 3), per_ngram=2, sizes=(2**33 + 17, 2**34 + 25))
-    np.testing.assert_array_equal(row_ids(t, [11], [12, 13])[1], np.array(plain(t, [11, 12, 13], 2), np.uint64))
+    expected = np.array(plain(t, [11, 12, 13], 2), np.uint64)
+    np.testing.assert_array_equal(row_ids(t, [11], [12, 13])[1], expected)
 
 
 def test_rows_are_read_from_the_file_and_put_side_by_side(tmp_path):

@@ -16,23 +16,21 @@ BOS = 1
 
 
 class LetterTokenizer:
-    """A token per character; adds the beginning token, as the model asks, unless told otherwise."""
+    """A token per character; adds the beginning token unless the text begins with it."""
 
-    bos_id = BOS
+    bos_id, eos_id = BOS, 2
 
-    def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
-        own = [] if bos is False else [BOS]
-        if text.startswith("<s>"):
-            own, text = [*own, BOS], text[3:]
-        return own + [ord(char) for char in text]
+    def encode(self, text: str) -> list[int]:
+        return [BOS, *(ord(char) for char in text.removeprefix("<s>"))]
+
+    def token_text(self, token_id: int) -> str:
+        return ["<unk>", "<s>", "</s>"][token_id]
 
 
 def gguf(**keys: Any) -> GGUFFile:
     metadata = {
         "general.architecture": "llama",
         "llama.context_length": 100,
-        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"],
-        "tokenizer.ggml.eos_token_id": 2,
     }
     metadata |= {name.replace("__", "."): value for name, value in keys.items()}
     path = Path("m.gguf")
@@ -71,7 +69,7 @@ def test_encode_prompt_refuses_system_with_raw() -> None:
 
 def test_encode_prompt_refuses_no_tokens() -> None:
     class Empty(LetterTokenizer):
-        def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
+        def encode(self, text: str) -> list[int]:
             return []
 
     with pytest.raises(UsageError, match="no tokens"):
@@ -83,9 +81,16 @@ def test_render_messages_gives_template_both_tokens() -> None:
     assert render_messages(file, LetterTokenizer(), messages_of("hi")) == "<s>|</s>"  # type: ignore[arg-type]
 
 
-def test_render_messages_survives_ids_without_token() -> None:
-    file = gguf(tokenizer__chat_template="{{ eos_token }}|", tokenizer__ggml__eos_token_id=99)
-    assert render_messages(file, LetterTokenizer(), messages_of("hi")) == "|"  # type: ignore[arg-type]
+@pytest.mark.parametrize(("think", "rendered"), [(None, "unset"), (True, "True"), (False, "False")])
+def test_render_messages_sets_thinking(think: bool | None, rendered: str) -> None:
+    file = gguf(tokenizer__chat_template="{{ enable_thinking | default('unset') }}")
+    tokenizer: Any = LetterTokenizer()
+    assert render_messages(file, tokenizer, messages_of("hi"), think) == rendered
+
+
+def test_encode_prompt_refuses_thinking_with_raw() -> None:
+    with pytest.raises(UsageError, match="--no-think, or --raw"):
+        encode_prompt(gguf(), "hi", raw=True, tokenizer=LetterTokenizer(), think=False)  # type: ignore[arg-type]
 
 
 def test_prompt_text_names_the_byte() -> None:

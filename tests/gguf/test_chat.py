@@ -142,6 +142,16 @@ def test_messages_are_not_changed() -> None:
         ("{{ ''.__class__.__mro__ }}", "failed: SecurityError"),
         ("{{ cycler.__init__.__globals__ }}", "failed: SecurityError"),
         ("{% include 'x' %}", "failed: TypeError"),
+        ("{{ lipsum.__globals__ }}", "failed: UndefinedError: 'lipsum' is undefined"),
+        ("{{ cycler(1).__init__.__globals__['os'] }}", "failed: SecurityError"),
+        (
+            "{% for x in [[1]] recursive %}{{ loop([x, x]) }}{% endfor %}",
+            "failed: it calls itself without end",
+        ),
+        ("{{ (messages | attr('__class__')).x }}", "failed: "),
+        ("{{ '{0.__class__.__init__.__globals__}'.format(messages) }}", "failed: SecurityError"),
+        ("{{ raise_exception.__globals__ }}{{ x.y }}", "failed: "),
+        ("{% for i in range(10**9) %}{% endfor %}", "failed: OverflowError"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "failed: it calls itself without end"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "failed: it calls itself without end"),
         ("{{ raise_exception('x' * 5000) }}", r"x\.\.\.; --raw"),
@@ -211,6 +221,9 @@ HOSTILE = {
     "nested, by dict": "{% set n = namespace(x=['a']) %}"
     + "{% set n.x = dict(a=n.x, b=n.x) %}" * 60
     + "{{ n.x }}",
+    "all of a range": "{{ range(99999) | map('string') | map('center', 900) | list | length }}",
+    "cycler": "{% set c = cycler('a', 'b') %}" + LOOP * 2 + "{{ c.next() }}" + END * 2,
+    "joiner": "{% set j = joiner('a' * 1000) %}" + LOOP + "{{ j() }}" + END,
     "long template": "a" * (1 << 21),
 }
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata_jit.errors import ModelError, UsageError
-from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS, byte_level
+from strata_jit.gguf.pretokenizers import PRE_TOKENIZERS, word_splitter
 from strata_jit.gguf.reader import open_gguf
 from strata_jit.gguf.tokenizer import Tokenizer
 from tests.gguf import vocabularies as make
@@ -155,6 +155,22 @@ def test_encode_merges_by_rank(tokenizer_of: TokenizerMaker) -> None:
     assert tokenizer.encode("abc ab a") == [258, 32, 257, 259]
 
 
+def test_encode_raw_words(tokenizer_of: TokenizerMaker) -> None:
+    """Gemma 4's kind: no byte letters, spaces as U+2581, lines cut apart, bytes for other characters."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*bytes_, "<s>", SPACE, "a", "b", "\n", f"{SPACE}a", "\n\n", f"a{SPACE}a", "é"]
+    types = [*[make.BYTE] * 256, CONTROL, *[NORMAL] * 8]
+    merges = [f"{SPACE} a", "\n \n", f"a {SPACE}a"]
+    keys = {"bos_token_id": 256, "add_bos_token": True}
+    tokenizer = tokenizer_of(make.vocabulary(tokens, types, merges, model="gemma4", **keys))
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    expected = [f"a{SPACE}a", "\n\n", f"{SPACE}a", "é", "<0xC3>", "<0xBC>", SPACE, SPACE]
+    assert tokenizer.encode("a a\n\n aéü  ") == [256, *(ids[token] for token in expected)]
+    assert tokenizer.decode(tokenizer.encode("a a\n\n aéü  "), skip_special=True) == "a a\n\n aéü  "
+    same = make.vocabulary(tokens, types, merges, model="gpt2", pre="sarvam-moe", **keys)
+    assert tokenizer_of(same).encode(" aü") == tokenizer.encode(" aü")
+
+
 def test_encode_whole_words_before_merges(tokenizer_of: TokenizerMaker) -> None:
     word = {"extra": ["abc"], "types": [NORMAL], "merges": ["b c"]}
     assert tokenizer_of(make.byte_level(**word)).encode("abc") == [97, 256]
@@ -252,12 +268,22 @@ def test_is_control(tokenizer_of: TokenizerMaker) -> None:
         ("falcon", "x 1234,,`", ["x", " ", "123", "4", ",,`"]),
         ("bloom", "ab, cd", ["ab", ",", " cd"]),
         ("default", "a+12345", ["a", "+", "123", "45"]),
+        ("youtu", "HelloWorld's12가나", ["Hello", "World's", "1", "2", "가나"]),
+        ("afmoe", "a12345 カab!c", ["a", "12", "345", " ", "カ", "ab", "!c"]),
+        ("spark2_5", "a1234!\n\nb", ["a", "1", "2", "3", "4", "!", "\n", "\n", "b"]),
+        ("laguna", "a1\n\n b", ["a", "1", "\n\n", " b"]),
+        ("minicpm5", "a1234'S", ["a", "123", "4", "'S"]),
+        ("jais-2", "a       b", ["a", "    ", "  ", " b"]),
+        ("ufakzeka", "ev'de 12", ["ev", "'de", " ", "1", "2"]),
+        ("superbpe", "in all 12345 x", ["in all ", "12", "345", " x"]),
+        ("chameleon", "xIMGIMGABZ!a  1", ["x", "IMGIMGABZ", "!", "a", "  ", "1"]),
+        ("tiny_aya", "1234567 aB", ["1", "234", "567", " a", "B"]),
     ],
 )
 def test_words(names: str, text: str, words: list[str]) -> None:
     letter_bytes = {letter: byte for byte, letter in enumerate(make.byte_letters())}
     for name in names.split():
-        cut = byte_level(PRE_TOKENIZERS[name]).pre_tokenize_str(text)
+        cut = word_splitter(PRE_TOKENIZERS[name]).pre_tokenize_str(text)
         assert [bytes(letter_bytes[letter] for letter in word).decode() for word, _ in cut] == words, name
 
 
@@ -265,8 +291,9 @@ def test_all_pre_tokenizers_cut_without_loss() -> None:
     text = "Aa1 \n\t'll क्षि 你好カ가 ½\u3000!? "
     letters = make.byte_letters()
     for name, rules in PRE_TOKENIZERS.items():
-        cut = byte_level(rules).pre_tokenize_str(text)
-        assert "".join(word for word, _ in cut) == "".join(letters[byte] for byte in text.encode()), name
+        cut = word_splitter(rules).pre_tokenize_str(text)
+        spelt = text if rules.raw else "".join(letters[byte] for byte in text.encode())
+        assert "".join(word for word, _ in cut) == spelt, name
 
 
 def test_unknown_pre_tokenizer(tmp_path: Path) -> None:
@@ -275,7 +302,60 @@ def test_unknown_pre_tokenizer(tmp_path: Path) -> None:
         Tokenizer.from_gguf(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
-    assert Tokenizer.from_gguf(path, force=True).encode("a1") == plain("a1")
+    forced = Tokenizer.from_gguf(path, force=True)
+    assert forced.encode("a1") == plain("a1")
+    assert forced.forced is not None and "default rules" in forced.forced
+
+
+def test_known_pre_tokenizer_is_not_forced(smollm: Tokenizer) -> None:
+    assert smollm.forced is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 5000 + "x" + "\t" * 300,
+        "a\r\nb\r\n\r\n",
+        "สวัสดีชาวโลก مرحبا بالعالم",
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f44d\U0001f3fd",
+        "e\u0301 \u00e9 \ufb01 \u212b \u1e9b\u0323",
+        "\ufeff\u200b\u00a0\u3000\0x",
+    ],
+)
+def test_round_trip_of_odd_texts(smollm: Tokenizer, tokenizer_of: TokenizerMaker, text: str) -> None:
+    assert smollm.decode(smollm.encode(text, special=False)) == text
+    spm = tokenizer_of(make.sentencepiece(PIECES))
+    assert spm.decode(spm.encode(text, special=False, bos=False)) == text
+
+
+def test_longest_of_overlapping_tokens_is_taken_first(tokenizer_of: TokenizerMaker) -> None:
+    extra = ["ab", "abc", "bcd", "<s>", "<s>x"]
+    tokenizer = tokenizer_of(make.byte_level(extra, [USER_DEFINED] * 3 + [CONTROL] * 2))
+    assert tokenizer.encode("abcd ab bcd") == [257, 100, 32, 256, 32, 258]
+    assert tokenizer.encode("<s>x<s>") == [260, 259]
+
+
+def test_unused_and_byte_tokens_are_not_found_in_text(tokenizer_of: TokenizerMaker) -> None:
+    tokenizer = tokenizer_of(make.byte_level(["<unused7>", "<0x41>"], [UNUSED, make.BYTE]))
+    assert tokenizer.encode("<unused7><0x41>") == plain("<unused7><0x41>")
+    assert tokenizer.is_control(256) and tokenizer.token_bytes(257) == b"A"
+
+
+@pytest.mark.parametrize("ids", [[0xFF], [0xC3], [0xE2, 0x82], [0xF0, 0x9F, 0x98]])
+def test_decode_of_half_characters(tokenizer_of: TokenizerMaker, ids: list[int]) -> None:
+    text = tokenizer_of(make.byte_level()).decode([97, *ids, 98])
+    assert text[0] + text[-1] == "ab" and set(text[1:-1]) == {"\ufffd"}
+
+
+def test_add_eos_token_is_for_training(tokenizer_of: TokenizerMaker) -> None:
+    tokenizer = tokenizer_of(make.byte_level(["</s>"], [CONTROL], eos_token_id=256, add_eos_token=True))
+    assert tokenizer.encode("a") == [97]
+
+
+def test_vocabulary_sha256_is_of_the_tokens(tokenizer_of: TokenizerMaker) -> None:
+    first = tokenizer_of(make.byte_level(["ab", "c"], [NORMAL, NORMAL])).vocabulary_sha256()
+    assert tokenizer_of(make.byte_level(["ab", "c"], [CONTROL, NORMAL])).vocabulary_sha256() == first
+    assert tokenizer_of(make.byte_level(["a", "bc"], [NORMAL, NORMAL])).vocabulary_sha256() != first
 
 
 def test_missing_pre_tokenizer_is_default(tokenizer_of: TokenizerMaker) -> None:
@@ -292,7 +372,7 @@ def test_missing_pre_tokenizer_is_default(tokenizer_of: TokenizerMaker) -> None:
     [
         (make.vocabulary([], model="gpt2"), "no tokens"),
         (make.vocabulary(["a"], pre="gpt-2"), "tokenizer.ggml.model"),
-        (make.vocabulary(["a"], model="bert"), "'bert', not supported, expected gpt2 or llama"),
+        (make.vocabulary(["a"], model="bert"), "'bert', not supported, expected gpt2 or gemma4 or llama"),
         (make.vocabulary(["a"], model="gpt2", pre="gpt-2"), "tokenizer.ggml.merges"),
         (make.vocabulary(["a"], [1, 1], ["a a"], model="gpt2"), "2 types, expected one for each of 1"),
         (make.vocabulary(["a"], merges=["aa"], model="gpt2"), r"merges\[0\]: found 'aa'"),

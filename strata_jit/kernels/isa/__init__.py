@@ -8,8 +8,9 @@ from llvmlite import binding
 
 from strata_jit.kernels.isa.avx2 import Avx2
 from strata_jit.kernels.isa.portable import Portable
+from strata_jit.kernels.isa.vnni import Avx512Vnni, AvxVnni
 
-ISAS = {isa.name: isa for isa in (Avx2(), Portable())}
+ISAS = {isa.name: isa for isa in (Avx512Vnni(), AvxVnni(), Avx2(), Portable())}
 """By preference, the best first."""
 
 

@@ -17,6 +17,8 @@ class Portable:
 
     name = "portable"
     needs: frozenset[str] = frozenset()
+    byte_dots = False
+    """Whether block sums are taken by `dot4`, of weights made unsigned, rather than by `pairs_*`."""
 
     def lookup16(self, b, table, index):
         """table[index] for <32 x i8> indices 0..15: a tree of selects over the index bits."""
