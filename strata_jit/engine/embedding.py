@@ -7,7 +7,7 @@ with pread and dequantised. Knows no program.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,10 +31,20 @@ class EmbeddingRows:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._row = lru_cache(CACHED_ROWS)(self._read)
 
-    def fill(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
-        """Write rows of `tokens` to out, float32[n, n_embd]. UsageError for an id not in the vocabulary."""
+    def fill(self, tokens: Sequence[int], out: Iterable[NDArray[np.float32]]) -> None:
+        """Write rows of `tokens` to out, float32[n_embd] each. UsageError for an id not in the vocabulary."""
+        if len(tokens) > 1:
+            self._ask_for(tokens)
         for token, target in zip(tokens, out, strict=True):
             target[:] = self._row(token)
+
+    def _ask_for(self, tokens: Sequence[int]) -> None:
+        """Let the drive begin with all rows, side by side, before the first is waited for."""
+        info = self._info
+        for token in set(tokens):
+            if 0 <= token < info.n_rows:
+                start = info.offset + token * info.row_bytes
+                os.posix_fadvise(self._fd, start, info.row_bytes, os.POSIX_FADV_WILLNEED)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from strata_jit.engine.embedding import EmbeddingRows
 from strata_jit.engine.generation import Generation
+from strata_jit.engine.ngram import NgramRows
 from strata_jit.engine.perplexity import DEFAULT_WINDOW, OnWindow, PerplexityResult, measure, text_ids
 from strata_jit.engine.prompt import encode_prompt
 from strata_jit.engine.results import ModelInfo, NodeInfo
@@ -152,7 +153,11 @@ class Model:
         self._file, self._pool = file, pool
         self._skipped = language_model.skipped
         self._embedding = EmbeddingRows(file, language_model.token_embd, language_model.embedding_scale)
-        self._stepper = Stepper(pool, language_model, self._embedding, limits.max_rows, limits.n_nodes)
+        table = language_model.ngram
+        self._ngrams = NgramRows(file, table) if table else None
+        self._stepper = Stepper(
+            pool, language_model, self._embedding, limits.max_rows, limits.n_nodes, self._ngrams
+        )
         self.info = _info(file, planned, language_model, pool)
 
     def chat(self, text: str, system: str | None = None, *, think: bool | None = None) -> list[int]:
@@ -244,6 +249,8 @@ class Model:
         self._is_open = False
         self._pool.close()
         self._embedding.close()
+        if self._ngrams is not None:
+            self._ngrams.close()
 
     def __enter__(self) -> Model:
         return self

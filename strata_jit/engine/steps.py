@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.engine.embedding import EmbeddingRows
+from strata_jit.engine.ngram import NgramRows
 from strata_jit.errors import PoolError, UsageError
 from strata_jit.kernels import abi
 from strata_jit.models.language_model import LanguageModel
@@ -25,9 +26,15 @@ class Stepper:
     """One sequence of tokens on a pool."""
 
     def __init__(
-        self, pool: Pool, model: LanguageModel, embedding: EmbeddingRows, chunk: int, n_nodes: int
+        self,
+        pool: Pool,
+        model: LanguageModel,
+        embedding: EmbeddingRows,
+        chunk: int,
+        n_nodes: int,
+        ngrams: NgramRows | None = None,
     ) -> None:
-        self._pool, self._model, self._embedding = pool, model, embedding
+        self._pool, self._model, self._embedding, self._ngrams = pool, model, embedding, ngrams
         self.chunk = chunk
         self._x = pool.buffer(model.x, np.dtype(np.float32)).reshape(-1, model.x_stride // 4)
         logits: NDArray[np.float32] = pool.buffer(model.logits, np.dtype(np.float32))
@@ -37,6 +44,8 @@ class Stepper:
         self._recurrent = model.program.state_bytes > 0
         self._next: int | None = 0
         """Position at which the state of recurrent layers stands; None while a step runs."""
+        self._before: list[int] = []
+        """Last tokens before `_next`, as many as n-grams need."""
         self._lock = threading.Lock()
         # block b of a sequence lives on node b mod n_nodes, in the next free slot there
         pool.kv_table[SEQUENCE] = np.arange(model.kv_blocks) // n_nodes
@@ -70,6 +79,8 @@ class Stepper:
         self._check_continues(position)
         pool.drain()  # an interrupted generation may have left its last step running
         self._embedding.fill(tokens, self._x[:n, : model.n_embd])
+        if self._ngrams is not None:
+            self._fill_ngrams(self._ngrams, tokens, position)
         rows = pool.rows[:n]
         rows[:, abi.ROW_TOKEN] = tokens
         rows[:, abi.ROW_POSITION] = np.arange(position, position + n)
@@ -82,6 +93,13 @@ class Stepper:
         self._next = position + n
         view: NDArray[np.float32] = self._logits[: len(want), : model.n_vocab]
         return view
+
+    def _fill_ngrams(self, ngrams: NgramRows, tokens: Sequence[int], position: int) -> None:
+        """Rows of the n-gram table for a step; remembers the step's last tokens for the next one."""
+        table, before = ngrams.table, self._before if position else []
+        out: NDArray[np.float32] = self._pool.buffer(table.buffer, np.dtype(np.float32))
+        ngrams.fill(before, tokens, out.reshape(-1, table.stride // 4)[: len(tokens)])
+        self._before = [*before, *tokens][1 - table.ngram_size :]
 
     def _check_continues(self, position: int) -> None:
         """PoolError for a step that recurrent layers cannot take: they hold the state after one position.

@@ -3,7 +3,8 @@
 Owns the order of every sum: a score has one accumulator, dimensions ascending; the sum of the weights has
 eight lanes (position mod 8), positions ascending, then `vec.sum8`; an output element has one accumulator,
 positions ascending. How heads, dimensions and positions are tiled is free, and changes no bit. What a window
-hides takes no part: whole blocks of it are no work, its octets are not read, its lanes weigh 0.
+hides, or an indexer has not selected, takes no part: whole blocks of it are no work, its octets and runs of
+values are not read, its lanes weigh 0.
 
 Both tiles work on four query heads at a time. Where fewer remain, the last head stands in for the missing
 ones: it is computed and stored again, with the same result.
@@ -38,6 +39,7 @@ from strata_jit.kernels.kv import (
 )
 from strata_jit.kernels.mathx import exp8
 from strata_jit.kernels.registry import arg_index
+from strata_jit.kernels.selection import any_selected, hide, hide_all, run_length, selected_word
 from strata_jit.kernels.team import claim, first_unit
 from strata_jit.kernels.vec import (
     float_word,
@@ -189,27 +191,39 @@ def _tile_outputs(p, group, value_dim, values, n, o, o_stride):
 
 
 @glue
-def attend_block(q, q_stride, group, head_dim, value_dim, head, start, stop, scale, scores, partial, stride):
+def attend_block(
+    q, q_stride, group, head_dim, value_dim, head, start, stop, bits, ratio, scale, scores, partial, stride
+):
     """Partial results of the query heads at `q` over positions start .. stop-1 of the block at `head`.
 
-    q: float32[head_dim] of each head, `q_stride` bytes to the next; scores: scratch float32[group][256];
-    partial: of the first query head, `stride` bytes to the next.
+    q: float32[head_dim] of each head, `q_stride` bytes to the next; bits, ratio: which positions are
+    selected, one of them at least; scores: scratch float32[group][256]; partial: of the first query head,
+    `stride` bytes to the next.
     """
     first_octet, n_octets = start // (2 * KEY_OCTET) * 2, (stop + KEY_OCTET - 1) // KEY_OCTET
     for octet in range(first_octet, n_octets, 2):
         place = octet * KEY_OCTET
         keys, to = head + HALF_BYTES * place * head_dim, scores + 4 * place
-        for first in range(0, group, TILE_HEADS):
+        is_read = any_selected(bits, ratio, place, 2 * KEY_OCTET)
+        for first in range(0, group if is_read else 0, TILE_HEADS):
             _scores(q, q_stride, group, first, head_dim, keys, start - place, stop - place, scale, to)
+        for h in range(group):
+            if is_read:
+                hide(bits, ratio, place, 2 * KEY_OCTET, to + h * SCORE_BYTES)
+            else:
+                hide_all(2 * KEY_OCTET, to + h * SCORE_BYTES)
     for h in range(group):
         to = partial + h * stride
         _softmax(scores + h * SCORE_BYTES, first_octet, n_octets, to)
         for d in range(0, 4 * value_dim, 32):
             store8(to + PARTIAL_HEADER + d, splat8(ZERO))
-    for place in range(start, stop, VALUE_TILE):
-        values = values_of(head, head_dim) + HALF_BYTES * value_dim * place
-        n = min(stop - place, VALUE_TILE)
-        _tile_outputs(scores + 4 * place, group, value_dim, values, n, partial + PARTIAL_HEADER, stride)
+    place = start
+    while place < stop:
+        n = run_length(bits, ratio, place, min(place + VALUE_TILE, stop))
+        if n > 0:
+            values = values_of(head, head_dim) + HALF_BYTES * value_dim * place
+            _tile_outputs(scores + 4 * place, group, value_dim, values, n, partial + PARTIAL_HEADER, stride)
+        place += n if n > 0 else ratio - place % ratio
 
 
 @glue
@@ -219,8 +233,8 @@ def partial_bytes(value_dim):
 
 
 @glue
-def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
-    """One unit of work: n query heads of a kv head's group over one block."""
+def _attend(control, args, thread, n_rows, row, block, bits, kv_head, query_head, n):
+    """One unit of work: n query heads of a kv head's group over one block; `bits`: what of it is selected."""
     head_dim, value_dim = word(args, A.head_dim), word(args, A.value_dim)
     position = row_position(control, row)
     start = max(first_visible(position, word(args, A.window)) - block * KV_BLOCK, 0)
@@ -236,10 +250,14 @@ def _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n):
         if n_keys != 0:
             store_head(control, args, thread, row, kv_head, key)
     scores, scale = key + 4 * (group_size(args) + 1) * head_dim, float_word(args, A.scale)
-    stride = word(args, A.partial_blocks) * partial_bytes(value_dim)
+    stride, ratio = word(args, A.partial_blocks) * partial_bytes(value_dim), word(args, A.ratio)
     partial = word(args, A.partial) + (row * word(args, A.n_head) + query_head) * stride
     partial += block * partial_bytes(value_dim)
-    attend_block(queries, q_stride, n, head_dim, value_dim, head, start, stop, scale, scores, partial, stride)
+    if bits != 0:
+        attend_block(
+            queries, q_stride, n, head_dim, value_dim, head, start, stop, bits, ratio,
+            scale, scores, partial, stride,
+        )  # fmt: skip
 
 
 @glue
@@ -272,5 +290,7 @@ def attention(control, args, thread):
         position, end = row_position(control, row), (block + 1) * KV_BLOCK
         if block * KV_BLOCK <= position and first_visible(position, window) < end:
             query_head, n = kv_head * group + part * heads, min(heads, group - part * heads)
-            _attend(control, args, thread, n_rows, row, block, kv_head, query_head, n)
+            bits = selected_word(args, A.mask_scratch, thread, row, n_rows, block)
+            if bits != 0 or block == position // KV_BLOCK:
+                _attend(control, args, thread, n_rows, row, block, bits, kv_head, query_head, n)
         unit = claim(thread)

@@ -16,6 +16,7 @@ from strata_jit.kernels.mathx import exp8, sigmoid8
 from strata_jit.kernels.norm import vector_address
 from strata_jit.kernels.quantise import act_row, float_plane, quantise_row
 from strata_jit.kernels.registry import arg_index
+from strata_jit.kernels.selection import selected_words
 from strata_jit.kernels.vec import (
     fma1,
     fma8,
@@ -23,6 +24,7 @@ from strata_jit.kernels.vec import (
     lane8,
     load8,
     load_f32,
+    load_i64,
     splat8,
     store8,
     word,
@@ -41,16 +43,19 @@ def _rescale(m, other):
 
 
 @inline_kernel
-def merge_head(partial, n_blocks, value_dim, sink, out):
+def merge_head(partial, n_blocks, masks, value_dim, sink, out):
     """float32[value_dim] at `out` from the partial results of n_blocks blocks, side by side at `partial`.
 
+    masks: address of the blocks' words, 0 for none; a block whose word is 0 has no result, the first has one.
     sink: address of the head's sink, 0 for none.
     """
     m, total = load_f32(partial), load_f32(partial + 4)
     for d in range(0, 4 * value_dim, 32):
         store8(out + d, load8(partial + PARTIAL_HEADER + d))
-    for _ in range(1, n_blocks):
+    for block in range(1, n_blocks):
         partial += partial_bytes(value_dim)
+        if masks != 0 and load_i64(masks + 8 * block) == 0:
+            continue
         m, a, b = _rescale(m, load_f32(partial))
         total = fma1(load_f32(partial + 4), b, total * a)
         for d in range(0, 4 * value_dim, 32):
@@ -80,13 +85,21 @@ def sink_of(sinks, head):
 
 
 @glue
-def head_partials(control, args, row, head):
-    """(address of the first partial result, number of blocks) of a row's head."""
-    position = row_position(control, row)
+def head_partials(args, row, head, first):
+    """Address of the partial result of a row's head for block number `first`."""
+    block = (row * word(args, A.n_head) + head) * word(args, A.partial_blocks) + first
+    return word(args, A.partial) + block * partial_bytes(word(args, A.value_dim))
+
+
+@glue
+def row_blocks(control, args, thread, row):
+    """(first block with a result, number of blocks from there on, address of the first's word or 0)."""
+    position, n_rows = row_position(control, row), word(control, STEP_N_ROWS)
     first = first_visible(position, word(args, A.window)) // KV_BLOCK
-    block_bytes = partial_bytes(word(args, A.value_dim))
-    blocks = (row * word(args, A.n_head) + head) * word(args, A.partial_blocks) + first
-    return word(args, A.partial) + blocks * block_bytes, position // KV_BLOCK - first + 1
+    masks = selected_words(args, A.mask_scratch, thread, row, n_rows)
+    while masks != 0 and load_i64(masks + 8 * first) == 0:
+        first += 1
+    return first, position // KV_BLOCK - first + 1, masks + 8 * first if masks != 0 else 0
 
 
 @op
@@ -101,9 +114,10 @@ def attn_merge(control, args, thread):
     for row in range(first, n_rows, step):
         dst = act_row(args, A.act_scratch, thread, row, n_rows)
         out = float_plane(dst, args, A.act_scratch, temporary)
+        block, n_blocks, masks = row_blocks(control, args, thread, row)
         for h in range(n_head):
-            partial, n_blocks = head_partials(control, args, row, h)
-            merge_head(partial, n_blocks, value_dim, sink_of(sinks, h), out + 4 * h * value_dim)
+            partial, sink = head_partials(args, row, h, block), sink_of(sinks, h)
+            merge_head(partial, n_blocks, masks, value_dim, sink, out + 4 * h * value_dim)
             apply_gate(args, row, h, out + 4 * h * value_dim)
         quantise_row(out, n_head * value_dim, dst, args, A.act_scratch)
 
@@ -120,7 +134,8 @@ def attn_merge_heads(control, args, thread):
         row, head = entry // n_head, entry % n_head
         dst = word(args, A.act_shared) + entry * word(args, A.act_stride)
         out = float_plane(dst, args, A.act_scratch, temporary)
-        partial, n_blocks = head_partials(control, args, row, head)
-        merge_head(partial, n_blocks, value_dim, sink_of(sinks, head), out)
+        block, n_blocks, masks = row_blocks(control, args, thread, row)
+        partial = head_partials(args, row, head, block)
+        merge_head(partial, n_blocks, masks, value_dim, sink_of(sinks, head), out)
         apply_gate(args, row, head, out)
         quantise_row(out, value_dim, dst, args, A.act_scratch)

@@ -32,6 +32,12 @@ def row_position(control, row):
 
 
 @glue
+def row_sequence(control, row):
+    """Sequence of a row of the step."""
+    return word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_SEQUENCE)
+
+
+@glue
 def first_visible(position, window):
     """First position that `position` attends to: of the last `window` ones, itself included, or all (0)."""
     return max(position - window + 1, 0) if window > 0 else 0
@@ -40,8 +46,7 @@ def first_visible(position, window):
 @glue
 def slot_address(control, thread, row, block, slot_bytes):
     """Address of the row's sequence's block, all layers of it; the block must be this node's."""
-    sequence = word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_SEQUENCE)
-    entry = sequence * word(control, STEP_KV_TABLE_STRIDE) + block
+    entry = row_sequence(control, row) * word(control, STEP_KV_TABLE_STRIDE) + block
     return word(thread, THREAD_KV) + word(control + word(control, STEP_KV_TABLE), entry) * slot_bytes
 
 

@@ -1,13 +1,14 @@
 """The op `linear`: activation rows times one or several matrices, to segments of output rows.
 
-Per segment: y = dot; y = y + bias (if any); y = y * scale; out = y, or out + y. Owns how
-the team shares the octets of all segments; the dot products are the kernels of the tensors. Rows past the end
-of a matrix are not stored.
+Per segment: y = dot; y = y + bias (if any); y = y * scale; y = sigmoid(y) (if asked for); out = y, or
+out + y. Owns how the team shares the octets of all segments; the dot products are the kernels of the tensors.
+Rows past the end of a matrix are not stored.
 """
 
 from strata_jit.kernels import abi
 from strata_jit.kernels._jit import inline_kernel, op
 from strata_jit.kernels.abi import ROW_GROUP
+from strata_jit.kernels.mathx import sigmoid8
 from strata_jit.kernels.registry import OPS, arg_index, repeat_index
 from strata_jit.kernels.runs import (
     ONE,
@@ -62,6 +63,7 @@ def is_plain(seg, octet, n):
     """Whether the dot products of the run are the results, all of them of real rows."""
     tensor, scale = word(seg, SEG.tensor), float_word(seg, SEG.scale)
     changed = word(seg, SEG.add) != 0 or word(seg, SEG.bias) != 0 or scale != ONE
+    changed = changed or word(seg, SEG.sigmoid) != 0
     return not changed and rows_from(tensor, octet) >= ROW_GROUP * n
 
 
@@ -72,6 +74,8 @@ def finish(seg, octet, n, tile, out):
     bias = bias_address(word(seg, SEG.bias), 0, tensor, octet)
     for i in range(n):
         y = add_bias(load8(tile + OCTET_BYTES * i), bias, i) * scale
+        if word(seg, SEG.sigmoid) != 0:
+            y = sigmoid8(y)
         put_octet(out + OCTET_BYTES * i, y, word(seg, SEG.add), rows_from(tensor, octet + i))
 
 

@@ -56,7 +56,7 @@ offset of each kind's planes in a row, -1 for a kind that nobody reads. Kernels 
 _READ_ACT = "act_scratch:s act_shared:b act_stride:i"
 
 _LINEAR = f"{_READ_ACT} count:i tmp_scratch:s n_segments:i"
-_SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f"
+_SEGMENT = "tensor:t act_off:i out:b out_stride:i out_offset:i add:i bias:t? scale:f sigmoid:i"
 
 _QKV = (
     "qkv:b qkv_stride:i q_off:i q_stride:i k_off:i v_off:i q_norm:t? k_norm:t? eps:f angles:b n_rot:i "
@@ -66,12 +66,28 @@ _QKV = (
 A q or k norm has head_dim weights, for each head, or as many as all heads, for all of them together;
 `work_scratch` takes `attention_scratch_bytes`; `layer_off` is the layer's place in a KV slot."""
 
+_SELECT = "mask_scratch:s mask:b mask_stride:i ratio:i"
+"""What an indexer has selected, as `kernels/selection.py` reads it: int64[kv_blocks], in the thread scratch
+(one-row step) or a row of a shared buffer. ratio 0: all is seen. Not together with a window."""
+
 _MERGE = (
     "partial:b partial_blocks:i n_head:i value_dim:i window:i sinks:t? gate:b gate_row:i gate_off:i "
-    f"gate_head:i out_scratch:s {_ACT}"
+    f"gate_head:i out_scratch:s {_SELECT} {_ACT}"
 )
 """gate: float32[value_dim] of each head, at row * gate_row + gate_off + head * gate_head; none if gate_off is
 -1."""
+
+_STREAMS = "streams_scratch:s streams:b streams_stride:i n_stream:i n:i"
+"""Hyper-connections: the residual streams float32[n_stream][n] of a row, in the thread scratch (one-row step,
+every thread has its own) or in a shared buffer."""
+
+_INDEX = (
+    "index_qk:b index_stride:i index_q_off:i index_k_off:i q_norm:t k_norm:t eps:f angles:b freqs:b "
+    "angle_factor:f n_rot:i n_head:i head_dim:i ratio:i n_best:i layer_off:i slot_bytes:i work_scratch:s"
+)
+"""`ratio`: positions of an index block; `n_best`: blocks that a row attends to besides its incomplete one;
+`layer_off`: the place of the layer's index keys in a KV slot; `work_scratch` takes `index_scratch_bytes`."""
+
 
 _DELTA = (
     "proj:b proj_stride:i q_off:i k_off:i v_off:i z_off:i gate_off:i qk_stride:i vz_stride:i gate_group:i "
@@ -134,6 +150,8 @@ def _split(fields: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 # Barriers after the (one-row, many-row) form. At one row, cheap ops are done redundantly by every thread.
 _BOTH = (True, True)
 _MANY = (False, True)
+_NONE = (False, False)
+"""For ops that a thread follows with another of the same rows."""
 
 _ALL = (
     # angles: float32[row][n_half][2] = factor * (cos, sin)(position * freqs[i]); freqs: float64[n_half]
@@ -147,8 +165,9 @@ _ALL = (
         _MANY,
         f"x:b x_stride:i weight:t? n:i eps:f gather:i tmp_scratch:s {_ACT}",
     ),
-    # per segment: out = [out +] (dot(tensor, act) + bias) * scale. count: the step-block word that holds the
-    # number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch: `scratch.tmp_scratch_bytes`
+    # per segment: out = [out +] f((dot(tensor, act) + bias) * scale), f being sigmoid if `sigmoid` is 1.
+    # count: the step-block word that holds the number of rows, STEP_N_ROWS or STEP_N_OUT. tmp_scratch:
+    # `scratch.tmp_scratch_bytes`
     _op("linear", "linear", ("linear:linear_one", "linear:linear_many"), _BOTH, _LINEAR, repeat=_SEGMENT),
     # the same, but nothing at one row: for what another op does there on its way
     _op("linear_rows", "linear", (None, "linear:linear_many"), _MANY, _LINEAR, repeat=_SEGMENT),
@@ -170,7 +189,7 @@ _ALL = (
         "attention",
         "attention:attention",
         _BOTH,
-        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i",
+        f"{_QKV} partial:b partial_blocks:i scale:f window:i prepared:i {_SELECT}",
     ),
     # sinks: float32[n_head]; out_scratch: float32[n_head * value_dim]
     _op("attn_merge", "attention", "attn_merge:attn_merge", _MANY, _MERGE),
@@ -278,6 +297,58 @@ _ALL = (
         _MANY,
         "d:b d_stride:i ids:b weights:b n_used:i n_embd:i x:b x_stride:i add:i scale:f",
     ),
+    # first 1: every stream = block; else stream c += 2 * sigmoid(inject[c]) * block. gather 1: only of the
+    # rows whose logits are wanted; a single one goes into every thread's scratch
+    _op(
+        "hc_combine",
+        "norm",
+        "hyper:hc_combine",
+        _NONE,
+        f"block:b block_stride:i inject:b inject_stride:i inject_off:i first:i gather:i {_STREAMS}",
+    ),
+    # activation planes, F32 among them, of the streams, each normed with its part of `weight`
+    _op("hc_norm", "norm", "hyper:hc_norm", _MANY, f"{_STREAMS} weight:t eps:f gather:i {_ACT}"),
+    # activation planes of silu(low), float32[n]; count as in `linear`
+    _op("hc_low", "norm", "hyper:hc_low", _MANY, f"low:b low_stride:i n:i count:i tmp_scratch:s {_ACT}"),
+    # activation planes of the mean over the streams of xn * gate; xn: F32 planes that `hc_norm` wrote
+    _op(
+        "hc_mix",
+        "norm",
+        "hyper:hc_mix",
+        _MANY,
+        "xn_scratch:s xn_shared:b xn_stride:i xn_off:i gate:b gate_stride:i n_stream:i n:i count:i "
+        f"tmp_scratch:s {_ACT}",
+    ),
+    # streams += gate * value; that, normed, goes to the ring of the row's sequence, float32[n_ring][n_stream
+    # * n], at position mod n_ring. work_scratch: `ngram_scratch_bytes`
+    _op(
+        "ngram_gate",
+        "norm",
+        "ngram:ngram_gate",
+        _MANY,
+        f"{_STREAMS} key_value:b key_value_stride:i key_off:i value_off:i key_norm:t query_norm:t "
+        "conv_norm:t eps:f ring:b n_ring:i work_scratch:s",
+    ),
+    # streams += silu(convolution over time of N); conv: float32[n_stream * n][n_tap], oldest tap first
+    _op(
+        "ngram_conv",
+        "norm",
+        "ngram:ngram_conv",
+        _NONE,
+        f"{_STREAMS} conv:t n_tap:i dilation:i ring:b n_ring:i work_scratch:s",
+    ),
+    # as `attn_prepare`, which follows, for the indexer's queries and keys
+    _op("index_prepare", "attention", (None, "indexer:index_prepare"), _NONE, _INDEX),
+    # scores: float32[row][index blocks, in whole octets], of rows with more than n_best complete blocks
+    _op("index_score", "attention", "indexer:index_score", _BOTH, f"{_INDEX} scores:b scores_stride:i"),
+    # mask: int64[kv_blocks] of a row; bit i of word b: attend to index block i of KV block b
+    _op(
+        "index_select",
+        "attention",
+        "index_select:index_select",
+        _MANY,
+        f"scores:b scores_stride:i n_best:i {_SELECT}",
+    ),
 )
 
 OPS: dict[str, OpDef] = {op.name: op for op in _ALL}
@@ -302,6 +373,21 @@ def attention_scratch_bytes(n_head: int, n_head_kv: int, head_dim: int) -> int:
     """Bytes of `work_scratch`: one key head, the query heads of a group, and their scores of one KV block."""
     group = n_head // n_head_kv
     return 4 * ((group + 1) * head_dim + group * KV_BLOCK)
+
+
+def ngram_scratch_bytes(n_stream: int, n: int) -> int:
+    """Bytes of `work_scratch` of the n-gram ops: N and the convolution, or two normed streams meanwhile."""
+    return 2 * 4 * n_stream * n
+
+
+def index_scratch_bytes(n_head: int, head_dim: int, n_rot: int) -> int:
+    """Bytes of `work_scratch` of the index ops: all query heads, a key, the angles of a block."""
+    return 4 * ((n_head + 1) * head_dim + n_rot)
+
+
+def index_block_bytes(head_dim: int, ratio: int) -> int:
+    """Bytes of a layer's index keys in a KV block: float16 of each position, float32 of each index block."""
+    return 2 * head_dim * KV_BLOCK + 4 * head_dim * (KV_BLOCK // ratio)
 
 
 def delta_scratch_bytes(head_dim: int) -> int:

@@ -36,6 +36,15 @@ from strata_jit.kernels.vec import (
 A = arg_index("rope_angles")
 
 
+@inline_kernel
+def write_angles(position, freqs, n_half, factor, out):
+    """float32[n_half][2] at `out`: cos and sin of position * freq, times factor; freqs: float64[n_half]."""
+    for i in range(n_half):
+        s, c = sincos(np.float64(position) * load_f64(freqs + i * WORD_BYTES))
+        store_f32(out + i * WORD_BYTES, np.float32(c * factor))
+        store_f32(out + i * WORD_BYTES + 4, np.float32(s * factor))
+
+
 @op
 def rope_angles(control, args, thread):
     """float32[row][n_half][2]: cos and sin of position * freq for all layers; rows in turn over the team."""
@@ -44,11 +53,7 @@ def rope_angles(control, args, thread):
     for row in range(first, word(control, STEP_N_ROWS), step):
         position = word(control + word(control, STEP_ROWS), row * ROW_WORDS + ROW_POSITION)
         out = word(args, A.angles) + row * n_half * WORD_BYTES
-        for i in range(n_half):
-            freq = load_f64(word(args, A.freqs) + i * WORD_BYTES)
-            s, c = sincos(np.float64(position) * freq)
-            store_f32(out + i * WORD_BYTES, np.float32(c * factor))
-            store_f32(out + i * WORD_BYTES + 4, np.float32(s * factor))
+        write_angles(position, word(args, A.freqs), n_half, factor, out)
 
 
 @glue

@@ -346,6 +346,27 @@ def keep_lanes8(typingctx, x, n, other):
 
 
 @intrinsic
+def at_least8(typingctx, x, y):
+    """int64 whose bit i says whether x >= y in lane i."""
+
+    def codegen(context, b, signature, args):
+        bits = b.bitcast(b.fcmp_ordered(">=", *args), ir.IntType(LANES))
+        return b.zext(bits, I64)
+
+    return types.int64(f32x8, f32x8), codegen
+
+
+@intrinsic
+def count_bits(typingctx, x):
+    """Bits that are set in an int64."""
+
+    def codegen(context, b, signature, args):
+        return b.ctpop(args[0])
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
 def lane8(typingctx, x, i):
     """Lane i of x as float32."""
 

@@ -20,6 +20,7 @@ from strata_jit.models import (
     qwen2moe,
     qwen3moe,
     qwen3next,
+    qwen4exp,
     qwen35moe,
 )
 from strata_jit.models.language_model import LanguageModel, StepLimits
@@ -35,6 +36,7 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
     "qwen35moe": qwen35moe.build,
     "qwen3moe": qwen3moe.build,
     "qwen3next": qwen3next.build,
+    "qwen4exp": qwen4exp.build,
 }
 """`general.architecture` -> builder."""
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from strata_jit.kernels.registry import ROPE_NEOX, ROPE_NORM
 from strata_jit.models.builder import Act, Target, padded
+from strata_jit.models.indexer import Indexer
 from strata_jit.models.kv_cache import KvCache
 from strata_jit.models.rotary import add_rope_angles, magnitude, read_rope
 from strata_jit.models.transformer import NONE, Transformer
@@ -29,6 +30,7 @@ class Attention:
         windows: Mapping[int, int] | None = None,
         sinks: bool = False,
         gated: bool = False,
+        sparse: bool = False,
         target: Target | None = None,
     ) -> None:
         """
@@ -38,13 +40,17 @@ class Attention:
         windows    layer -> positions that a row of it sees; every other layer sees all
         sinks      every head has a sink, a logit that takes its share of the softmax and has no value
         gated      attn_q has, behind each head's query, a gate: its sigmoid is a factor of the head's output
+        sparse     an indexer chooses the positions that a row sees
         target     where the result goes; None: it is added to the residual stream, times `h.residual_scale`
         """
         self.t, self.rope_mode, self.qk_norm, self.sinks, self.gated = t, rope_mode, qk_norm, sinks, gated
         h, b, limits = t.h, t.b, t.limits
         self.target = target or t.residual
         self.windows = {} if windows is None else windows
-        self.cache = KvCache(t, range(h.n_layer) if layers is None else layers)
+        layers = range(h.n_layer) if layers is None else layers
+        self.indexer = Indexer(t, layers) if sparse else None
+        self.select = self.indexer.select if self.indexer else None
+        self.cache = KvCache(t, layers, self.indexer.block_bytes if self.indexer else 0)
         self.kv_blocks, self.kv_bytes = self.cache.n_blocks, self.cache.nbytes
         self.query_rows = 2 * h.head_dim if gated else h.head_dim
         self.widths = {
@@ -69,6 +75,9 @@ class Attention:
 
     def inputs(self, layer: int) -> list[int]:
         """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""
+        return [*self._qkv_matrices(layer), *(self.indexer.inputs(layer) if self.indexer else ())]
+
+    def _qkv_matrices(self, layer: int) -> list[int]:
         b, n_embd = self.t.b, self.t.h.n_embd
         return [b.matrix(f"blk.{layer}.attn_{part}.weight", n_embd, n) for part, n in self.widths.items()]
 
@@ -82,7 +91,7 @@ class Attention:
         sinks = t.b.vector(f"{blk}attn_sinks.weight", t.h.n_head) if self.sinks else NONE
         write, window = t.wanted(merged, [output]), self.windows.get(layer, 0)
         gate = self._gate(offsets["q"]) if self.gated else None
-        self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate)
+        self.cache.merge("attn_merge", layer, write, self.merge_scratch, window, sinks, gate, self.select)
         bias = t.optional_bias(f"{blk}attn_output.bias", t.h.n_embd)
         t.linear(f"{blk}attn_output", merged, [t.segment_to(self.target, output, merged, bias=bias)])
 
@@ -96,11 +105,13 @@ class Attention:
         """q, k and v; returns the byte offset of each in a row of the qkv buffer."""
         t, blk = self.t, f"blk.{layer}."
         offsets, offset, segments = {}, 0, []
-        for tensor, (part, n) in zip(self.inputs(layer), self.widths.items(), strict=True):
+        for tensor, (part, n) in zip(self._qkv_matrices(layer), self.widths.items(), strict=True):
             bias = t.optional_bias(f"{blk}attn_{part}.bias", n)
             segments.append(t.segment(tensor, act, self.qkv, self.qkv_stride, offset, bias=bias))
             offsets[part] = offset
             offset += padded(n)
+        if self.indexer:
+            segments += self.indexer.segments(layer, act)
         t.linear(f"{blk}attn_qkv", act, segments)
         return offsets
 
@@ -124,7 +135,7 @@ class Attention:
             "q_norm": norms["q"],
             "k_norm": norms["k"],
             "eps": h.eps,
-            "angles": self.angles,
+            "angles": self.angles.buffer,
             "n_rot": h.n_rot,
             "rope_mode": self.rope_mode,
             "n_head": h.n_head,
@@ -133,5 +144,10 @@ class Attention:
             "value_dim": h.value_dim,
             **self.cache.place(layer),
         }
+        if self.indexer:
+            self.indexer.prepare(layer, self.angles, self.cache.extra_place(layer))
         self.t.b.op("attn_prepare", f"{blk}attn_prepare", common)
-        self.cache.attend(layer, common, h.attention_scale, self.windows.get(layer, 0), prepared=False)
+        if self.indexer:
+            self.indexer.choose(layer, self.angles, self.cache.extra_place(layer))
+        window = self.windows.get(layer, 0)
+        self.cache.attend(layer, common, h.attention_scale, window, prepared=False, select=self.select)

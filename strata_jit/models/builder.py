@@ -155,6 +155,10 @@ class ProgramBuilder:
         """Store type of a tensor, "auto-f32" where the file decides between F32 and BF16."""
         return self._tensors[tensor].store_type
 
+    def n_cols(self, tensor: int) -> int:
+        """Length of a row of the tensor."""
+        return self._tensors[tensor].n_cols
+
     def _check_vector(self, info: TensorInfo) -> None:
         if info.type.name not in ("F32", "F16", "BF16"):
             raise ModelError(

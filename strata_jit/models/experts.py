@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
+from strata_jit.kernels.layout import round_up
 from strata_jit.kernels.registry import GLU_SWIGLU, GLU_SWIGLU_OAI, ROUTE_GIVEN
 from strata_jit.kernels.scratch import list_scratch_bytes, route_scratch_bytes
-from strata_jit.models.builder import NONE, WHOLE, Act, Part, ProgramBuilder, Target, padded
+from strata_jit.models.builder import KINDS, NONE, WHOLE, Act, Part, ProgramBuilder, Target, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,19 @@ def expert_width(file: GGUFFile, blk: str) -> int:
     return file.tensor(f"{blk}ffn_gate_exps.weight").n_rows
 
 
+def widest_down(n_ff: int) -> int:
+    """The most columns that a down matrix of n_ff inputs may have, see `down_width`."""
+    return round_up(n_ff, 256)
+
+
+def down_width(file: GGUFFile, name: str, n_ff: int) -> int:
+    """Columns of a down matrix: n_ff, or more where it was padded with zeros to whole blocks of 256.
+
+    Files do so for types that have no smaller blocks. What stands in the padding is multiplied by 0.
+    """
+    return widest_down(n_ff) if file.tensor(name).n_cols == widest_down(n_ff) else n_ff
+
+
 def expert_matrices(
     b: ProgramBuilder, blk: str, n_embd: int, n_ff: int, n_expert: int, chosen: tuple[int, ...] | None = None
 ) -> ExpertMatrices:
@@ -81,10 +95,11 @@ def expert_matrices(
     gate_role, up_role = ("gate_up", "gate_up") if merged else ("gate", "up")
     gate_part, up_part = ((0, 2), (1, 2)) if merged else (WHOLE, WHOLE)
     gate = matrix(gate_role, gate_part)
+    down = f"{blk}ffn_down_exps.weight"
     return ExpertMatrices(
         gate=gate,
         up=matrix(up_role, up_part, pair=gate),
-        down=b.experts(f"{blk}ffn_down_exps.weight", n_ff, n_embd, n_expert, chosen=chosen),
+        down=b.experts(down, down_width(b.file, down, n_ff), n_embd, n_expert, chosen=chosen),
         gate_bias=bias(gate_role, n_ff, gate_part),
         up_bias=bias(up_role, n_ff, up_part),
         down_bias=bias("down", n_embd),
@@ -117,15 +132,14 @@ class Experts:
         self.logits = b.buffer("router_logits", max_rows * self.logits_stride)
         self.ids = b.buffer("expert_ids", 8 * entries)
         self.weights = b.buffer("expert_weights", 4 * entries)
-        self.ff_stride = padded(n_ff)
+        self.ff_stride = padded(widest_down(n_ff))
         self.ff = b.buffer("ff", entries * self.ff_stride)
         self.d_stride = padded(n_embd)
         self.d = b.buffer("down", entries * self.d_stride)
         self.route_scratch = b.scratch(route_scratch_bytes(n_expert, n_expert_used))
         self.lists = b.scratch(list_scratch_bytes(max_rows, n_expert_used, n_expert))
         self.tmp = tile_scratch
-        kinds = [k for k, multiple in (("F32", 4), ("Q256", 256), ("Q32", 32)) if n_ff % multiple == 0]
-        self.ff_act: Act = b.act("ff_act", n_ff, kinds, entries, rows_one=n_expert_used)
+        self.ff_act: Act = b.act("ff_act", widest_down(n_ff), KINDS, entries, rows_one=n_expert_used)
 
     def route(self, label: str, router: Router, bias: int = NONE) -> None:
         """From router logits (or given ids and weights) to the experts of each row.
@@ -194,7 +208,7 @@ class Experts:
         )
         kind = b.act_kind(m.down)
         write = self.ff_act.write | {f"off_{k.lower()}": -1 for k in self.ff_act.offsets if k != kind}
-        b.op("ff_quant", f"{label}ffn_quant", routed | ff | write | {"n_ff": self.n_ff})
+        b.op("ff_quant", f"{label}ffn_quant", routed | ff | write | {"n_ff": b.n_cols(m.down)})
         b.op(
             "moe_down",
             f"{label}ffn_down_exps",

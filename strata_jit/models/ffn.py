@@ -14,8 +14,10 @@ from strata_jit.models.experts import (
     Router,
     SharedDown,
     activation_of,
+    down_width,
     expert_matrices,
     expert_width,
+    widest_down,
 )
 from strata_jit.models.transformer import Transformer
 
@@ -127,10 +129,10 @@ class GatedFfn:
         self.t, self.suffix = t, suffix
         self.n_ff = t.file.tensor(f"{blk}ffn_gate{suffix}.weight").n_rows
         self.has_weight = t.b.has(f"{blk}ffn_gate_inp{suffix}.weight") and suffix != ""
-        self.up_off = padded(self.n_ff)
+        self.up_off = padded(widest_down(self.n_ff))
         self.stride = 2 * self.up_off + padded(1)
         self.h = t.b.buffer(f"ffn{suffix}", t.limits.max_rows * self.stride)
-        self.row_scratch = t.b.scratch(4 * self.n_ff)
+        self.row_scratch = t.b.scratch(4 * widest_down(self.n_ff))
 
     def inputs(self, blk: str) -> list[int]:
         """Gate, up, and the row whose sigmoid is the expert's weight if there is one."""
@@ -151,15 +153,16 @@ class GatedFfn:
     def activate(self, blk: str) -> tuple[int, Act]:
         """Activation rows for the down matrix, and that matrix."""
         t, name = self.t, f"{blk}ffn_down{self.suffix}.weight"
-        down = t.b.matrix(name, self.n_ff, t.h.n_embd)
-        act = t.act(f"ffn{self.suffix}_act", self.n_ff, [down])
+        width = down_width(t.file, name, self.n_ff)
+        down = t.b.matrix(name, width, t.h.n_embd)
+        act = t.act(f"ffn{self.suffix}_act", widest_down(self.n_ff), [down])
         fields = {
             "h": self.h,
             "h_stride": self.stride,
             "gate_off": 0,
             "up_off": self.up_off,
             "weight_off": 2 * self.up_off if self.has_weight else NONE,
-            "n_ff": self.n_ff,
+            "n_ff": width,
             "activation": activation_of(t.file),
             "tmp_scratch": self.row_scratch,
         }

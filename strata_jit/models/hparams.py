@@ -76,12 +76,12 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
         return f"{arch}.{name}"
 
     n_nextn = file.get(key("nextn_predict_layers"), int, 0)
-    n_head = _positive(file, key("attention.head_count"))
-    n_embd = _positive(file, key("embedding_length"))
+    n_head = positive_multiple(file, key("attention.head_count"))
+    n_embd = positive_multiple(file, key("embedding_length"))
     head_dim = file.get(key("attention.key_length"), int, n_embd // n_head)
     hparams = Hparams(
         arch=arch,
-        n_layer=_positive(file, key("block_count")) - n_nextn,
+        n_layer=positive_multiple(file, key("block_count")) - n_nextn,
         n_nextn=n_nextn,
         n_embd=n_embd,
         n_head=n_head,
@@ -111,7 +111,8 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
 
 def context_length(file: GGUFFile) -> int:
     """Positions that the model was made for, at most `MAX_CONTEXT`; ModelError unless it is positive."""
-    return min(_positive(file, f"{file.get('general.architecture', str)}.context_length"), MAX_CONTEXT)
+    key = f"{file.get('general.architecture', str)}.context_length"
+    return min(positive_multiple(file, key), MAX_CONTEXT)
 
 
 def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:
@@ -126,10 +127,12 @@ def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:
     return int(counts[0])
 
 
-def _positive(file: GGUFFile, key: str) -> int:
+def positive_multiple(file: GGUFFile, key: str, factor: int = 1) -> int:
+    """A key's number; ModelError unless it is a positive multiple of `factor`."""
     value = file.get(key, int)
-    if value <= 0:
-        raise ModelError.at(file.path, key, str(value), "a positive number")
+    if value <= 0 or value % factor:
+        expected = "a positive number" if factor == 1 else f"a positive multiple of {factor}"
+        raise ModelError.at(file.path, key, str(value), expected)
     return value
 
 

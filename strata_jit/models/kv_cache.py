@@ -19,15 +19,22 @@ KV_ELEMENT_BYTES = 2
 class KvCache:
     """The cache of those layers that have one; all have the same heads."""
 
-    def __init__(self, t: Transformer, layers: Sequence[int]) -> None:
+    def __init__(self, t: Transformer, layers: Sequence[int], extra_bytes: int = 0) -> None:
+        """`extra_bytes`: of each layer in a slot, behind its keys and values."""
         h, b, limits = t.h, t.b, t.limits
         self.t, self.layers = t, tuple(layers)
         self.n_blocks = math.ceil(limits.n_ctx / KV_BLOCK)
-        self.layer_bytes = h.n_head_kv * (h.head_dim + h.value_dim) * KV_BLOCK * KV_ELEMENT_BYTES
+        self.own_bytes = h.n_head_kv * (h.head_dim + h.value_dim) * KV_BLOCK * KV_ELEMENT_BYTES
+        self.layer_bytes = self.own_bytes + extra_bytes
         self.slot_bytes = len(self.layers) * self.layer_bytes
         partial = limits.max_rows * h.n_head * self.n_blocks * 4 * (8 + h.value_dim)
         self.partial = b.buffer("partial", partial)
         self.work = b.scratch(attention_scratch_bytes(h.n_head, h.n_head_kv, h.head_dim))
+
+    @property
+    def _all(self) -> dict[str, int]:
+        """Fields that select everything."""
+        return {"mask_scratch": 0, "mask": self.partial, "mask_stride": 0, "ratio": 0}
 
     @property
     def nbytes(self) -> int:
@@ -43,8 +50,20 @@ class KvCache:
             "work_scratch": self.work,
         }
 
+    def extra_place(self, layer: int) -> dict[str, int]:
+        """Fields of an op that writes or reads what lies behind a layer's keys and values."""
+        off = self.layers.index(layer) * self.layer_bytes + self.own_bytes
+        return {"layer_off": off, "slot_bytes": self.slot_bytes}
+
     def attend(
-        self, layer: int, queries: Mapping[str, float], scale: float, window: int, *, prepared: bool
+        self,
+        layer: int,
+        queries: Mapping[str, float],
+        scale: float,
+        window: int,
+        *,
+        prepared: bool,
+        select: Mapping[str, int] | None = None,
     ) -> None:
         """Append the scores and partial results of a layer.
 
@@ -52,8 +71,9 @@ class KvCache:
         scale     factor of the scores
         window    positions that a row sees, 0 for all
         prepared  an op before has prepared q, k and v at one row too
+        select    fields that say what an indexer has selected; None: all is seen
         """
-        score = {"scale": scale, "window": window, "prepared": int(prepared)}
+        score = {"scale": scale, "window": window, "prepared": int(prepared), **(select or self._all)}
         partial = {"partial": self.partial, "partial_blocks": self.n_blocks}
         self.t.b.op("attention", f"blk.{layer}.attention", {**queries, **partial, **score})
 
@@ -66,11 +86,13 @@ class KvCache:
         window: int,
         sinks: int = NONE,
         gate: Mapping[str, int] | None = None,
+        select: Mapping[str, int] | None = None,
     ) -> None:
         """Append `attn_merge` or `attn_merge_heads`, into the activation rows of `write`.
 
         scratch  offset of float32[n_head * value_dim], or of one head's
         gate     fields that say where the gates of the output are
+        select   as for `attend`
         """
         no_gate = {"gate": self.partial, "gate_row": 0, "gate_off": NONE, "gate_head": 0}
         fields = {
@@ -82,4 +104,5 @@ class KvCache:
             "sinks": sinks,
             "out_scratch": scratch,
         }
-        self.t.b.op(op, f"blk.{layer}.attn_merge", fields | dict(write) | dict(gate or no_gate))
+        options = {**(gate or no_gate), **(select or self._all)}
+        self.t.b.op(op, f"blk.{layer}.attn_merge", fields | dict(write) | options)

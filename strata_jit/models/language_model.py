@@ -40,6 +40,28 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class NgramTable:
+    """A table of which a token gets several rows, by the last tokens up to it; see `engine/ngram.py`."""
+
+    rows: TensorInfo
+    """The table, in the file."""
+    buffer: int
+    """Buffer id of float32[max_rows][stride / 4]: a token's rows side by side, in the order of the heads."""
+    stride: int
+    multipliers: tuple[int, ...]
+    """Of the token itself, the one before ...; 64 bits."""
+    head_offsets: tuple[int, ...]
+    """First the heads of pairs of tokens, then of three ..., as many of each."""
+    head_vocab_sizes: tuple[int, ...]
+    eos: int
+
+    @property
+    def ngram_size(self) -> int:
+        """Tokens of the longest n-gram."""
+        return len(self.multipliers)
+
+
+@dataclass(frozen=True, slots=True)
 class LanguageModel:
     """A step program with the places that the host must know."""
 
@@ -64,5 +86,6 @@ class LanguageModel:
     n_expert_used: int
     skipped: int | None
     """Buffer id of int64, choices of experts that were left out so far; None where none is."""
+    ngram: NgramTable | None
     notes: tuple[str, ...]
     """What the reader of a file should know, such as layers that are skipped."""

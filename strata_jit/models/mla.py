@@ -44,7 +44,7 @@ class MlaAttention:
         self.v_b = self._head_matrices("attn_v_b", self.n_latent, self.n_value)
         self.nope_act = self._head_act("nope_act", self.n_nope, self.k_b)
         self.latent_act = self._head_act("latent_act", self.n_latent, self.v_b)
-        self.angles = add_rope_angles(t, rope, rope_factor)
+        self.angles = add_rope_angles(t, rope, rope_factor).buffer
 
     def _check(self) -> None:
         """The cached head must be what the absorbed form caches, and all parts whole octets."""

@@ -134,12 +134,24 @@ def magnitude(rope: Rope) -> float:
     return rope.attn_factor * (yarn_scale(rope.factor, 0.1) if rope.is_corrected else 1.0)
 
 
-def add_rope_angles(t: Transformer, rope: Rope, factor: float) -> int:
-    """Append the op `rope_angles`; returns the buffer of angles. factor: magnitude of cosines and sines."""
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """What `rope_angles` leaves for all layers, and what it was made from."""
+
+    buffer: int
+    """Buffer id of float32[max_rows][n_rot / 2][2]."""
+    freqs: int
+    """Buffer id of float64[n_rot / 2]."""
+    factor: float
+    """Magnitude of cosines and sines."""
+
+
+def add_rope_angles(t: Transformer, rope: Rope, factor: float) -> Angles:
+    """Append the op `rope_angles`. factor: magnitude of cosines and sines."""
     n_half = rope.n_rot // 2
     angles = t.b.buffer("angles", t.limits.max_rows * n_half * 8)
     freqs = t.b.buffer("freqs", n_half * 8)
     factors = t.host_vector(FACTORS, n_half) if t.b.has(FACTORS) else None
     t.constants.append(Constant(freqs, inverse_frequencies(rope, factors)))
     t.b.op("rope_angles", "rope", {"freqs": freqs, "angles": angles, "n_half": n_half, "factor": factor})
-    return angles
+    return Angles(angles, freqs, factor)

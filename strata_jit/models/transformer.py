@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from strata_jit.errors import ModelError
-from strata_jit.gguf.reader import GGUFFile
+from strata_jit.gguf.reader import GGUFFile, TensorInfo
 from strata_jit.kernels.abi import STEP_N_OUT, STEP_N_ROWS
 from strata_jit.kernels.scratch import tmp_scratch_bytes
 from strata_jit.models.builder import NONE as NONE
 from strata_jit.models.builder import Act, Count, ProgramBuilder, Target, padded
 from strata_jit.models.hparams import Hparams, read_hparams
-from strata_jit.models.language_model import Constant, LanguageModel, StepLimits
+from strata_jit.models.language_model import Constant, LanguageModel, NgramTable, StepLimits
 
 
 class Transformer:
@@ -100,6 +100,7 @@ class Transformer:
         add: bool = False,
         bias: int = NONE,
         scale: float = 1.0,
+        sigmoid: bool = False,
     ) -> dict[str, float]:
         """One matrix of a `linear`."""
         return {
@@ -111,6 +112,7 @@ class Transformer:
             "add": int(add),
             "bias": bias,
             "scale": scale,
+            "sigmoid": int(sigmoid),
         }
 
     def segment_to(self, target: Target, tensor: int, act: Act, *, bias: int = NONE) -> dict[str, float]:
@@ -139,10 +141,21 @@ class Transformer:
         self._on_host.append(name)
         return [float(value) for value in values]
 
+    def host_rows(self, name: str, n_cols: int) -> TensorInfo:
+        """A matrix whose rows the host reads from the file one by one."""
+        self._on_host.append(name)
+        return self.b.embedding(name, n_cols)
+
     # --- the end ------------------------------------------------------------------------------------------
 
     def finish(
-        self, *, kv_blocks: int, kv_bytes: int, state_bytes: int = 0, skipped: int | None = None
+        self,
+        *,
+        kv_blocks: int,
+        kv_bytes: int,
+        state_bytes: int = 0,
+        skipped: int | None = None,
+        ngram: NgramTable | None = None,
     ) -> LanguageModel:
         """Output norm and head; then the whole model.
 
@@ -151,7 +164,7 @@ class Transformer:
         skipped              buffer id of the int64 that counts choices of experts left out
         """
         h, b = self.h, self.b
-        embd = b.embedding("token_embd.weight", h.n_embd)
+        embd = self.host_rows("token_embd.weight", h.n_embd)
         n_vocab = embd.n_rows
         head = b.matrix("output.weight" if b.has("output.weight") else embd.name, h.n_embd, n_vocab)
         act = self.act("act", h.n_embd, [head])
@@ -161,7 +174,7 @@ class Transformer:
         segment = self.segment(head, act, logits, stride, scale=1 / h.logit_scale)
         self.linear("output", act, [segment], count="out")
         nextn = [n for n in self.file.tensors if self._is_nextn(n)]
-        b.check_all_used([embd.name, *self._on_host, *nextn])
+        b.check_all_used([*self._on_host, *nextn])
         notes = (f"{h.n_nextn} multi-token prediction layer(s) of the file are not run",) if nextn else ()
         return LanguageModel(
             arch=h.arch,
@@ -179,6 +192,7 @@ class Transformer:
             constants=tuple(self.constants),
             n_expert_used=h.n_expert_used,
             skipped=skipped,
+            ngram=ngram,
             notes=notes,
         )
 

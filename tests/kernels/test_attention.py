@@ -43,6 +43,8 @@ class Shape:
     sinks: tuple[float, ...] | None = None
     gated: bool = False
     """Behind each query head stands a gate of its output."""
+    ratio: int = 0
+    """Positions of an index block, of which some are selected; 0: all are."""
 
     def __post_init__(self):
         object.__setattr__(self, "value_dim", self.value_dim or self.head_dim)
@@ -86,7 +88,9 @@ WINDOW = Shape(6, 2, 32, 32, ROPE_NEOX, norm=None, window=40)
 SINKS = Shape(4, 2, 32, 32, ROPE_NEOX, norm=None, window=300, sinks=(0.5, -np.inf, 1e30, -1e30))
 LATENT = Shape(5, 1, 96, 32, ROPE_NORM, norm=None, value_dim=72)
 GATED = Shape(6, 2, 48, 16, gated=True)
-SHAPES = [GATED, QWEN, SMOL, MHA, PARTIAL, JOINT, WINDOW, SINKS, LATENT]
+SPARSE = Shape(5, 1, 48, 16, norm=None, ratio=4)
+SPARSE_32 = Shape(4, 2, 32, 32, norm=None, ratio=32)
+SHAPES = [SPARSE, SPARSE_32, GATED, QWEN, SMOL, MHA, PARTIAL, JOINT, WINDOW, SINKS, LATENT]
 
 
 class Sequence:
@@ -102,6 +106,25 @@ class Sequence:
         )
         freqs = 1e4 ** (-np.arange(shape.n_rot // 2) / (shape.n_rot // 2))
         self.angles = rope_angles(np.arange(n_positions), freqs, 1.0)
+
+    def words(self, position):
+        """int64[n_blocks]: random choices; none of whole blocks, the own one often among them."""
+        rng, n_bits = np.random.default_rng(position), KV_BLOCK // (self.shape.ratio or KV_BLOCK)
+        kinds = rng.choice([0, 0.03, 0.5, 1], position // KV_BLOCK + 1)
+        bits = rng.random((len(kinds), n_bits)) < kinds[:, None]
+        n_complete = (position + 1) // self.shape.ratio
+        bits.ravel()[rng.integers(n_complete) if n_complete else 0] = True
+        bits.ravel()[position // self.shape.ratio + 1 :] = False
+        weights = np.uint64(1) << np.arange(n_bits, dtype=np.uint64)
+        return (bits * weights).sum(axis=1, dtype=np.uint64).view(np.int64)
+
+    def selected(self, position):
+        """bool[position + 1], or None where there is no choice."""
+        if not self.shape.ratio:
+            return None
+        bits = np.arange(KV_BLOCK // self.shape.ratio, dtype=np.uint64)
+        chosen = self.words(position).view(np.uint64)[:, None] >> bits & np.uint64(1)
+        return np.repeat(chosen.ravel() != 0, self.shape.ratio)[: position + 1]
 
     def heads(self):
         """(q float32, k float16, v float16), each [n_positions, heads, head_dim], as attention reads them."""
@@ -125,8 +148,11 @@ class Sequence:
     def expected(self, positions, attend=ref.attend):
         """[len(positions), n_out] by a twin."""
         (q, k, v), s = self.heads(), self.shape
-        rows = ((q[p], k[: p + 1], v[: p + 1]) for p in positions)
-        out = np.stack([attend(*row, s.scale, s.window, s.sink_values).ravel() for row in rows])
+        rows = ((p, q[p], k[: p + 1], v[: p + 1]) for p in positions)
+        seen = {"window": s.window, "sinks": s.sink_values}
+        out = np.stack(
+            [attend(*row, s.scale, **seen, selected=self.selected(p)).ravel() for p, *row in rows]
+        )
         if not s.gated:
             return out
         gate = self.qkv[positions, : s.parts[0]].reshape(len(out), s.n_head, 2, s.head_dim)[:, :, 1]
@@ -146,9 +172,10 @@ class Layer:
         self.planes = Planes(s.n_out, ("F32", "Q32") if s.n_out % 32 == 0 else ("F32",))
         self.out_scratch = WORK_SCRATCH + scratch + 64
         self.act_scratch = -(-(self.out_scratch + 4 * s.n_out) // 64) * 64
+        self.mask_scratch = self.act_scratch + self.planes.stride
         self.team = Team(
             threads,
-            scratch_bytes=self.act_scratch + self.planes.stride,
+            scratch_bytes=self.mask_scratch + 8 * blocks_per_sequence,
             kv_bytes=(self.table.max() + 1) * self.slot_bytes,
         )
         for kv in self.team.kv:
@@ -196,9 +223,24 @@ class Layer:
         }
         common = {"partial": partial, "partial_blocks": self.n_blocks}
         self.team.run("attn_prepare", step, order=order, **fields)
+        common |= self._masks(rows)
         score = {"scale": s.scale, "window": s.window, "prepared": 0}
         self.team.run("attention", step, order=order, **fields, **common, **score)
         return self._merge(step, qkv, common, order)
+
+    def _masks(self, rows):
+        """What is selected: in the shared rows or, of a single one, in every thread's scratch."""
+        masks = np.zeros((len(rows), self.n_blocks), np.int64)
+        if self.shape.ratio:
+            for mask, (sequence, position) in zip(masks, rows, strict=True):
+                words = self.sequences[sequence].words(position)
+                mask[: len(words)] = words
+        for scratch in self.team.scratch:
+            scratch[self.mask_scratch :][: masks[0].nbytes] = masks[0].view(np.uint8)
+        if len(rows) == 1:
+            masks[:] = 0
+        place = {"mask_scratch": self.mask_scratch, "mask": masks, "mask_stride": masks.strides[0]}
+        return place | {"ratio": self.shape.ratio}
 
     def _merge(self, step, qkv, common, order):
         s, planes, n = self.shape, self.planes, len(qkv)

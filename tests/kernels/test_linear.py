@@ -7,6 +7,7 @@ from strata_jit.kernels import abi
 from strata_jit.kernels.dot import many_scratch_bytes
 from strata_jit.kernels.ref.activations import KIND_OF_TYPE, quantize_activation
 from strata_jit.kernels.ref.dot import dot
+from strata_jit.kernels.ref.mathx import sigmoid_f32
 from strata_jit.kernels.scratch import DOT_SCRATCH_BYTES, ROW_BLOCK, tmp_scratch_bytes
 from tests.kernels.harness import Matrix, Step, Team, Vector, aligned, even_slices, floats
 
@@ -60,10 +61,11 @@ def run(rows, step, threads, segments, count=abi.STEP_N_ROWS, order=None):
     return team
 
 
-def segment(rows, matrix, out, out_offset=0, add=0, bias=0, scale=1.0):
+def segment(rows, matrix, out, out_offset=0, add=0, bias=0, scale=1.0, sigmoid=0):
     return {
         "tensor": matrix, "act_off": rows.offset[KIND_OF_TYPE[matrix.type_name]], "out": out,
         "out_stride": out.strides[0], "out_offset": out_offset, "add": add, "bias": bias, "scale": scale,
+        "sigmoid": sigmoid,
     }  # fmt: skip
 
 
@@ -109,6 +111,18 @@ def test_linear_scales_biases_and_adds(n_rows, add, scale, has_bias):
     run(rows, Step(n_rows), (1, 2), [segment(rows, matrix, out, add=add, bias=record, scale=scale)])
     twin = expected(rows, "F32", weights, n_rows, before if add else None, bias, scale)
     np.testing.assert_array_equal(out, twin)
+
+
+@pytest.mark.parametrize("n_rows", [1, 5])
+@pytest.mark.parametrize("add", [0, 1])
+def test_linear_takes_the_sigmoid_before_it_adds(n_rows, add):
+    rng = np.random.default_rng(5)
+    rows, weights = Rows(rng, n_rows), file_rows(rng, "F32", 21)
+    out = floats(n_rows, 21, fill=3)
+    matrix = Matrix("F32", weights, N_COLS, [(0, 21)])
+    run(rows, Step(n_rows), (2,), [segment(rows, matrix, out, add=add, scale=0.5, sigmoid=1)])
+    y = sigmoid_f32(expected(rows, "F32", weights, n_rows, scale=0.5))
+    np.testing.assert_array_equal(out, np.float32(3) + y if add else y)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])

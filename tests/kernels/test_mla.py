@@ -161,6 +161,7 @@ class Sequence:
         queries[:] = self.q[positions]
         before = queries.copy()
         merged = {"partial": partial, "partial_blocks": n_blocks, "window": 0}
+        merged |= {"mask": partial, "mask_scratch": 0, "mask_stride": 0, "ratio": 0}
         self.team.run(
             "attention", step,
             qkv=queries, qkv_stride=queries.strides[0], q_off=0, k_off=0, v_off=0, q_norm=0, k_norm=0,
@@ -172,6 +173,7 @@ class Sequence:
         shared = aligned(n * N_HEAD * planes.stride, fill=UNTOUCHED).reshape(n * N_HEAD, -1)
         self.team.run(
             "attn_merge_heads", step, n_head=N_HEAD, value_dim=N_LATENT, sinks=0,
+            gate=partial, gate_row=0, gate_off=-1, gate_head=0,
             out_scratch=attention_scratch_bytes(N_HEAD, 1, N_KEY), **merged, **planes.fields(0, shared),
         )  # fmt: skip
         return shared[:, planes.used]

@@ -48,6 +48,25 @@ def test_attention_begins_with_the_arguments_of_attn_prepare():
     assert OPS["attention"].fields[: len(fields)] == fields
 
 
+def test_index_score_begins_with_the_arguments_of_index_prepare():
+    fields = OPS["index_prepare"].fields
+    assert OPS["index_score"].fields[: len(fields)] == fields
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "streams" in op.fields])
+def test_stream_arguments_are_in_the_order_that_kernels_rely_on(name):
+    fields = OPS[name].fields
+    first = fields.index("streams_scratch")
+    assert fields[first : first + 3] == ("streams_scratch", "streams", "streams_stride")
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "mask" in op.fields])
+def test_select_arguments_are_in_the_order_that_kernels_rely_on(name):
+    fields = OPS[name].fields
+    first = fields.index("mask_scratch")
+    assert fields[first : first + 4] == ("mask_scratch", "mask", "mask_stride", "ratio")
+
+
 def test_op_def_rejects_an_unknown_kind():
     with pytest.raises(ValueError, match="op x: kind 'y'"):
         OpDef("x", None, None, False, False, "y", (), ())
