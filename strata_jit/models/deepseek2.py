@@ -11,6 +11,7 @@ from strata_jit.models.hparams import in_range
 from strata_jit.models.language_model import LanguageModel, StepLimits
 from strata_jit.models.mla import MlaAttention, mla_lengths
 from strata_jit.models.rotary import Rope, magnitude, read_rope, yarn_scale
+from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
 
 
@@ -19,10 +20,7 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     t = Transformer(file, limits, FFN_FEATURES)
     attention = latent_attention(t)
     ffn = RoutedFfn(t, norm_w=t.h.expert_weights_norm)
-    for layer in range(t.h.n_layer):
-        attention.add(layer)
-        ffn.add(layer)
-    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+    return stack(t, attention, ffn)
 
 
 def latent_attention(t: Transformer) -> MlaAttention:

@@ -7,6 +7,7 @@ from strata_jit.kernels.registry import ROUTE_SIGMOID
 from strata_jit.models.attention import ROPE_NEOX, Attention
 from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
 
 
@@ -16,7 +17,4 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     has_norms = t.b.has("blk.0.attn_q_norm.weight")
     attention = Attention(t, rope_mode=ROPE_NEOX, qk_norm="head" if has_norms else None)
     ffn = RoutedFfn(t, gating=ROUTE_SIGMOID, norm_w=t.h.expert_weights_norm, norm="post_attention_norm")
-    for layer in range(t.h.n_layer):
-        attention.add(layer)
-        ffn.add(layer)
-    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+    return stack(t, attention, ffn)

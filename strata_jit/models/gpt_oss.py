@@ -10,6 +10,7 @@ from strata_jit.kernels.registry import ROUTE_TOP_SOFTMAX
 from strata_jit.models.attention import ROPE_NEOX, Attention
 from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
 
 PATTERN = 2
@@ -22,10 +23,7 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     windows = sliding_windows(file, t.h.arch, t.h.n_layer)
     attention = Attention(t, rope_mode=ROPE_NEOX, windows=windows, sinks=True)
     ffn = RoutedFfn(t, gating=ROUTE_TOP_SOFTMAX, norm_w=False, norm="post_attention_norm")
-    for layer in range(t.h.n_layer):
-        attention.add(layer)
-        ffn.add(layer)
-    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+    return stack(t, attention, ffn)
 
 
 def sliding_windows(file: GGUFFile, arch: str, n_layer: int) -> dict[int, int]:

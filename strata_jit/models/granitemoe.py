@@ -7,6 +7,7 @@ from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models.attention import ROPE_NORM, Attention
 from strata_jit.models.ffn import RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
 
 
@@ -17,7 +18,4 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
         found, expected = "False: no rotary embedding", "True, all that strata-jit runs for granitemoe"
         raise ModelError.at(file.path, "granitemoe.rope.scaling.finetuned", found, expected)
     attention, ffn = Attention(t, rope_mode=ROPE_NORM), RoutedFfn(t)
-    for layer in range(t.h.n_layer):
-        attention.add(layer)
-        ffn.add(layer)
-    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+    return stack(t, attention, ffn)

@@ -6,6 +6,7 @@ from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models.attention import ROPE_NEOX, Attention
 from strata_jit.models.ffn import RoutedFfn
 from strata_jit.models.language_model import LanguageModel, StepLimits
+from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
 
 
@@ -13,7 +14,4 @@ def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a qwen3moe model."""
     t = Transformer(file, limits)
     attention, ffn = Attention(t, rope_mode=ROPE_NEOX, qk_norm="head"), RoutedFfn(t)
-    for layer in range(t.h.n_layer):
-        attention.add(layer)
-        ffn.add(layer)
-    return t.finish(kv_blocks=attention.kv_blocks, kv_bytes=attention.kv_bytes, skipped=ffn.skipped)
+    return stack(t, attention, ffn)
