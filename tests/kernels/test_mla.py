@@ -163,15 +163,16 @@ class Sequence:
         merged = {"partial": partial, "partial_blocks": n_blocks, "window": 0}
         self.team.run(
             "attention", step,
-            qkv=queries, qkv_stride=queries.strides[0], q_off=0, k_off=0, v_off=0, q_norm=0, k_norm=0,
-            eps=EPS, angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM, n_head=N_HEAD, n_head_kv=1,
-            head_dim=N_KEY, value_dim=N_LATENT, layer_off=LAYER_OFF, slot_bytes=SLOT_BYTES, work_scratch=0,
-            scale=0.1, prepared=1, **merged,
+            qkv=queries, qkv_stride=queries.strides[0], q_off=0, q_stride=queries.strides[1], k_off=0,
+            v_off=0, q_norm=0, k_norm=0, eps=EPS, angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM,
+            n_head=N_HEAD, n_head_kv=1, head_dim=N_KEY, value_dim=N_LATENT, layer_off=LAYER_OFF,
+            slot_bytes=SLOT_BYTES, work_scratch=0, scale=0.1, prepared=1, **merged,
         )  # fmt: skip
         np.testing.assert_array_equal(queries, before)
         shared = aligned(n * N_HEAD * planes.stride, fill=UNTOUCHED).reshape(n * N_HEAD, -1)
         self.team.run(
             "attn_merge_heads", step, n_head=N_HEAD, value_dim=N_LATENT, sinks=0,
+            gate=partial, gate_row=0, gate_off=-1, gate_head=0,
             out_scratch=attention_scratch_bytes(N_HEAD, 1, N_KEY), **merged, **planes.fields(0, shared),
         )  # fmt: skip
         return shared[:, planes.used]
