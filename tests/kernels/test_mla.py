@@ -164,10 +164,10 @@ class Sequence:
         merged |= {"mask": partial, "mask_scratch": 0, "mask_stride": 0, "ratio": 0}
         self.team.run(
             "attention", step,
-            qkv=queries, qkv_stride=queries.strides[0], q_off=0, k_off=0, v_off=0, q_norm=0, k_norm=0,
-            eps=EPS, angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM, n_head=N_HEAD, n_head_kv=1,
-            head_dim=N_KEY, value_dim=N_LATENT, layer_off=LAYER_OFF, slot_bytes=SLOT_BYTES, work_scratch=0,
-            scale=0.1, prepared=1, **merged,
+            qkv=queries, qkv_stride=queries.strides[0], q_off=0, q_stride=queries.strides[1], k_off=0,
+            v_off=0, q_norm=0, k_norm=0, eps=EPS, angles=np.zeros(1), n_rot=N_ROT, rope_mode=ROPE_NORM,
+            n_head=N_HEAD, n_head_kv=1, head_dim=N_KEY, value_dim=N_LATENT, layer_off=LAYER_OFF,
+            slot_bytes=SLOT_BYTES, work_scratch=0, scale=0.1, prepared=1, **merged,
         )  # fmt: skip
         np.testing.assert_array_equal(queries, before)
         shared = aligned(n * N_HEAD * planes.stride, fill=UNTOUCHED).reshape(n * N_HEAD, -1)
