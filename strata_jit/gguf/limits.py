@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,9 +17,13 @@ MAX_SOURCE_LENGTH = 1 << 17
 """Characters; real templates have some 20,000, and Jinja's compiler knows no deadline."""
 _MAX_WIDTH = 1_000
 _MAX_INT_BITS = 100_000
-# "%*d", "%100000d"; "{:{width}}", "{:100000}"
+# "%(name)d"; "%*d", "%100000d"; "{:{width}}", "{:100000}"
+_PERCENT_KEY = re.compile(r"%\([^()]*\)")
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\*|\d{4,})")
 _WIDE_BRACES = re.compile(r":[^{}]*\d{4,}|\{[^{}]*\{")
+_CODECS = ("utf-8", "utf8", "ascii", "latin-1")  # others may take time that grows with the square
+_FROM_THE_END = ("rfind", "rindex", "rpartition", "rsplit")
+_MAX_COMPARED = 1 << 30  # characters of a text times those that are looked for from its end
 _SEQUENCES = (str, bytes, list, tuple)
 _CONTAINERS = (list, tuple, dict)
 _ITEM_WEIGHT = 16  # characters that an item of a list counts for
@@ -96,6 +100,8 @@ class Budget:
         if isinstance(value, (str, bytes)):
             return _ITEM_WEIGHT + len(value)
         if not isinstance(value, _CONTAINERS):
+            if isinstance(value, int):
+                _check_bits(value.bit_length())
             return _ITEM_WEIGHT
         if id(value) in self._weights:
             return self._weights[id(value)][0]
@@ -127,10 +133,19 @@ class Budget:
         elif operator == "%" and isinstance(left, str):
             check_percent_format(left)
 
-    def method(self, owner: str | bytes | int, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`owner.name(*args)` is about to be called; returns the arguments, iterators replaced by lists."""
+    def method(
+        self, owner: str | bytes | int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """`owner.name(*args, **kwargs)` is about to be called; returns `args`, iterators replaced by lists."""
         if isinstance(owner, int):
-            check_widths(args)
+            check_widths((*args, *kwargs.values()))
+        elif name in ("encode", "decode"):
+            if kwargs or args[1:] or str(*args[:1] or ("utf8",)).lower() not in _CODECS:
+                raise LimitError(f"it calls {name} for another encoding than {', '.join(_CODECS)}")
+        elif name in ("strip", "lstrip", "rstrip"):
+            check_characters(args)
+        elif name in _FROM_THE_END:
+            self._search(owner, next(iter((*args, *kwargs.values())), None))
         elif name == "join" and args:
             return (list(self.parts(args[0], len(owner))), *args[1:])
         elif name == "replace" and len(args) > 1 and all(isinstance(arg, type(owner)) for arg in args[:2]):
@@ -143,8 +158,13 @@ class Budget:
         elif name == "expandtabs":
             self.length(len(owner) * _MAX_WIDTH)
         elif name not in ("split", "rsplit", "find", "count", "index", "startswith", "endswith"):
-            check_widths(args)
+            check_widths((*args, *kwargs.values()))
         return args
+
+    def _search(self, text: str | bytes, wanted: Any) -> None:
+        """Python compares at every place of a text, as far as it goes, when it looks from the end."""
+        if isinstance(wanted, (str, bytes)) and len(text) * len(wanted) > _MAX_COMPARED:
+            raise LimitError("it looks for a long text from the end of another")
 
     def _check_length(self, length: int) -> None:
         if length > self._bounds.length:
@@ -157,7 +177,10 @@ class Budget:
 
 def check_percent_format(layout: str) -> None:
     """A text formatted by `%` may state no large width, nor take one from its arguments."""
-    if _WIDE_PERCENT.search(layout):
+    plain = _PERCENT_KEY.sub("%", layout)
+    if "%(" in plain:
+        raise LimitError("it formats a text by a name with brackets in it")
+    if _WIDE_PERCENT.search(plain):
         raise LimitError("it formats a text with a computed or large width")
 
 
@@ -165,6 +188,12 @@ def check_widths(args: Iterable[Any]) -> None:
     """Numbers that are widths or counts of something to make."""
     if any(isinstance(arg, int) and abs(arg) > _MAX_WIDTH for arg in args):
         raise LimitError(f"it asks for a width or count above {_MAX_WIDTH}")
+
+
+def check_characters(args: Iterable[Any]) -> None:
+    """Characters to be stripped: each of a text's is compared with all of them."""
+    if any(isinstance(arg, (str, bytes)) and len(arg) > _MAX_WIDTH for arg in args):
+        raise LimitError(f"it strips more than {_MAX_WIDTH} characters")
 
 
 def _flat_weight(value: Any) -> int:

@@ -24,6 +24,7 @@ from strata_jit.gguf.limits import (
     Bounds,
     Budget,
     LimitError,
+    check_characters,
     check_percent_format,
     check_widths,
 )
@@ -52,6 +53,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(optimized=False, cache_size=0, auto_reload=False, **options)
         del self.globals["lipsum"]  # random text of any length
         self.globals["namespace"] = _Namespace
+        self.globals["dict"] = _DictMaker(self._counted)
         self.filters.update(filters)
         for name in _OF_WEB_PAGES:
             del self.filters[name]
@@ -59,9 +61,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _checked_widening(self._budget, self.filters[name])
         self.filters["replace"] = _checked_replace(self._budget, self.filters["replace"])
         self.filters["join"] = _checked_join(self._budget, self.filters["join"])
+        self.filters["trim"] = _checked_trim(self.filters["trim"])
+        self.filters["unique"] = _checked_unique(self._counted, self.filters["unique"])
         self.filters["sum"] = _checked_sum(self._budget, self.filters["sum"])
         self.filters["format"] = _checked_format(self.filters["format"])
         self.filters = {name: self._weighed_filter(function) for name, function in self.filters.items()}
+        self.tests = {name: self._stepped(function) for name, function in self.tests.items()}
         self.filters[_COUNTED] = self._counted
         self.filters[_CONCATENATED] = self._concatenated
         self.filters[_WEIGHED] = self._weighed
@@ -89,7 +94,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
-            args = __self._budget.method(owner, method.__name__, args)
+            args = __self._budget.method(owner, method.__name__, args, kwargs)
         __self._budget.weigh_together((*args, *kwargs.values()))  # a macro may keep them as a tuple
         return __self._weighed(super().call(__context, __obj, *args, **kwargs))
 
@@ -109,9 +114,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _weighed_filter(self, function: Filter) -> Filter:
         @functools.wraps(function)  # keeps Jinja's marks on the function too
         def weighed(*args: Any, **kwargs: Any) -> Any:
+            self._budget.step()
             return self._weighed(function(*args, **kwargs))
 
         return weighed
+
+    def _stepped(self, function: Filter) -> Filter:
+        """A test, which a filter such as `select` may run for every item."""
+
+        @functools.wraps(function)
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            self._budget.step()
+            return function(*args, **kwargs)
+
+        return stepped
 
     def _concatenated(self, values: list[Any]) -> str:
         return "".join(self._budget.parts(map(str, values)))
@@ -122,6 +138,23 @@ class _Namespace(Namespace):
 
     def __repr__(self) -> str:
         return "<Namespace>"
+
+
+class _DictMaker:
+    """Python's `dict` as templates call it, pair by pair: keys can be chosen to take long in the table."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, counted: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._counted = counted
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        if len(args) == 1 and not isinstance(args[0], Mapping):
+            args = (self._counted(args[0]),)
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(self._counted(keys), value)
 
 
 class _Counting(NodeTransformer):
@@ -185,6 +218,23 @@ def _checked_join(budget: Budget, function: Filter) -> Filter:
         if attribute is not None:
             value = map(make_attrgetter(eval_context.environment, attribute), value)
         return function(eval_context, list(budget.parts(map(_text, value), len(str(d)))), d)
+
+    return checked
+
+
+def _checked_trim(function: Filter) -> Filter:
+    @functools.wraps(function)
+    def checked(value: Any, chars: Any = None) -> Any:
+        check_characters((chars,))
+        return function(value, chars)
+
+    return checked
+
+
+def _checked_unique(counted: Callable[[Iterable[Any]], Iterator[Any]], function: Filter) -> Filter:
+    @functools.wraps(function)
+    def checked(environment: Any, value: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        return function(environment, counted(value), *args, **kwargs)
 
     return checked
 
