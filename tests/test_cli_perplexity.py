@@ -73,6 +73,8 @@ def test_document_and_a_base(tmp_path: Path) -> None:
         (("--text", "-", "--ctx", "2000"), "the text has"),
         (("--text", "-", "--ctx", "3"), "expected a window of 4"),
         (("--text", "no-such-file"), "cannot read the text: no-such-file"),
+        (("--text", "-", "--ctx", "64", "--kl-base", "/no/such/file"), "cannot write the base"),
+        (("--text", "-", "--ctx", "64", "--kl-base", "/dev/null"), "not a regular file"),
         (("--text", "-", "--ctx", "64", "--kl", "no-such-file"), "cannot read the base"),
         (("--text", "-", "--ctx", "64", "--kl", str(MODEL)), "expected one that --kl-base wrote"),
     ],

@@ -115,8 +115,8 @@ def test_refusals_are_one_line(tmp_path: Path, args: list[str], message: str) ->
 
 def test_missing_directory_of_output(tmp_path: Path) -> None:
     result = run(model(tmp_path / "in.gguf"), tmp_path / "no" / "out.gguf", "Q8_0")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ") and "No such file or directory" in result.stderr
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: cannot write ") and "No such file or directory" in result.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

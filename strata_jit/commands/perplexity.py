@@ -100,7 +100,7 @@ def _prepared(
     options: PerplexityOptions, gguf: GGUFFile, tokenizer: Tokenizer, text: str
 ) -> tuple[list[int], int]:
     """The text's tokens and the window, with all refused that can be before the model is loaded."""
-    from strata_jit.engine.kl_file import BaseReader
+    from strata_jit.engine.kl_file import BaseReader, base_target
     from strata_jit.engine.perplexity import DEFAULT_WINDOW, base_header, text_ids, windows_of
     from strata_jit.models.hparams import context_length
 
@@ -111,4 +111,6 @@ def _prepared(
             n_ctx = options.ctx or base.header.n_ctx
             base.header.check(base_header(tokenizer, windows_of(ids, n_ctx)), base.path)
     windows_of(ids, n_ctx)
+    if options.kl_base is not None:
+        base_target(options.kl_base)
     return ids, n_ctx

@@ -98,39 +98,77 @@ class BaseHeader:
             raise UsageError(f"{path}: the base was written for another text: give the same one")
 
 
+def base_target(path: str | os.PathLike[str]) -> Path:
+    """Where a base will be written, links followed. UsageError for a place that cannot take a file."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        found = "found something that is not a regular file, expected a file to write"
+        raise UsageError(f"cannot write the base: {os.fspath(path)}: {found}")
+    if not target.parent.is_dir():
+        raise UsageError(f"cannot write the base: {target}: {target.parent} is not a directory")
+    return target
+
+
 class BaseWriter:
-    """Writes such a file; it is there under its name only when all of it was written."""
+    """Writes such a file; it is there under its name only when all of it was written.
+
+    OSError, with the path, for whatever the system refuses later, such as for a full disk.
+    """
 
     def __init__(self, path: str | os.PathLike[str], header: BaseHeader) -> None:
-        self._path = Path(path)
-        self._part = self._path.with_name(f"{self._path.name}.part")
+        self._path = base_target(path)
+        self._part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         try:
             self._file = open(self._part, "wb")  # noqa: SIM115  # closed by __exit__
         except OSError as error:
             raise UsageError(f"cannot write the base: {self._path}: {error.strerror}") from None
-        n_windows, n_ctx = header.tokens.shape
-        sha256 = bytes.fromhex(header.vocabulary_sha256)
-        self._file.write(_HEADER.pack(MAGIC, header.n_vocab, n_ctx, n_windows, sha256))
-        self._file.write(header.tokens.astype("<i4").tobytes())
+        self._header = header
 
     def write(self, kept: Kept) -> None:
         """The next position."""
-        self._file.write(_RECORD.pack(len(kept.ids), kept.log_rest, kept.log_next))
-        self._file.write(kept.ids.astype("<u4").tobytes() + kept.log_p.astype("<f4").tobytes())
+        self._put(_RECORD.pack(len(kept.ids), kept.log_rest, kept.log_next))
+        self._put(kept.ids.astype("<u4").tobytes() + kept.log_p.astype("<f4").tobytes())
 
     def __enter__(self) -> BaseWriter:
+        header = self._header
+        n_windows, n_ctx = header.tokens.shape
+        sha256 = bytes.fromhex(header.vocabulary_sha256)
+        try:
+            self._put(_HEADER.pack(MAGIC, header.n_vocab, n_ctx, n_windows, sha256))
+            self._put(header.tokens.astype("<i4").tobytes())
+        except BaseException:
+            self._discard()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._file:  # closed even where the last bytes cannot be written
-            pass
-        if kind is None:
+        if kind is not None:
+            self._discard()
+            return
+        try:
+            self._file.close()
             os.replace(self._part, self._path)
-        else:
-            with contextlib.suppress(OSError):
-                self._part.unlink()
+        except OSError as refused:
+            self._discard()
+            raise self._named(refused) from refused
+
+    def _put(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise self._named(error) from error
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):  # what is still to be written finds no room either
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink()
+
+    def _named(self, error: OSError) -> OSError:
+        """The error, about the file that was asked for."""
+        return OSError(error.errno, error.strerror, os.fspath(self._path))
 
 
 class BaseReader:
@@ -155,7 +193,8 @@ class BaseReader:
             raise self._fault(f"a position with {n} tokens")
         ids = np.frombuffer(self._take(4 * n), "<u4")
         log_p = np.frombuffer(self._take(4 * n), "<f4")
-        if ids.max() >= self.header.n_vocab or not (log_p <= 0).all():
+        is_log = (log_p <= 0) & np.isfinite(log_p)
+        if ids.max() >= self.header.n_vocab or not is_log.all() or not (log_rest <= 0 and log_next <= 0):
             raise self._fault("a position that is no distribution")
         return Kept(ids, log_p, log_rest, log_next)
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strata_jit.engine.kl_file import BaseHeader, BaseReader, BaseWriter, Kept, keep
-from strata_jit.errors import UsageError
+from strata_jit.errors import StrataError, UsageError
 from strata_jit.gguf.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 512
@@ -197,6 +197,8 @@ class _Scores:
 
     def add(self, log_p: NDArray[np.float64], following: int, base: Kept | None) -> None:
         nll = -float(log_p[following])
+        if not math.isfinite(nll):
+            raise StrataError(f"the model's output is not a number: NLL {nll} for token {following}")
         self.nll.append(nll)
         self._sum += nll
         if base is not None:

@@ -49,7 +49,8 @@ class GGUFWriter:
     Use as a context manager: leaving it without `finish` removes every trace. All of the file's room is taken
     at the start, so that a full disk shows then.
 
-    path     a file that is there already is replaced by `finish`; UsageError if it is something else
+    path     a file that is there already is replaced by `finish`; UsageError if it is something else, or if
+             no file can be made there
     pairs    bytes of metadata pairs, see `reader.raw_pairs`
     OSError, with the path, for whatever the system refuses.
     """
@@ -65,7 +66,7 @@ class GGUFWriter:
         data_start = _round_up(len(header), alignment)
         self._starts = [data_start + offset for offset in offsets]
         self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-        self._fd = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._fd = self._open()
         try:
             self._take(data_start + data_bytes)
             self._put(header, 0)
@@ -94,6 +95,12 @@ class GGUFWriter:
             raise self._named(error) from error
         os.close(self._fd)
         self._fd = -1
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror}") from None
 
     def _take(self, n_bytes: int) -> None:
         try:

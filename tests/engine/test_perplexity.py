@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import strata_jit
 from strata_jit.engine.kl_file import REST, BaseHeader, BaseReader, BaseWriter, Kept, keep
 from strata_jit.engine.perplexity import divergence_from, log_softmax, measure, windows_of
-from strata_jit.errors import UsageError
+from strata_jit.errors import StrataError, UsageError
 from strata_jit.gguf.tokenizer import Tokenizer
 from tests.engine.judge import kl as exact_kl
 from tests.gguf import vocabularies as make
@@ -212,6 +213,53 @@ def test_interrupted_file_is_not_left(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), BaseWriter(tmp_path / "b", HEADER):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n", [0, 1, 10_000])
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Whether the system refuses at the first bytes, at those of a position, or at the end."""
+    writer = BaseWriter(tmp_path / "b", HEADER)
+    writer._file.close()
+    writer._file = open("/dev/full", "wb", buffering=0 if n == 0 else 8192)
+    with pytest.raises(OSError, match=r"No space left on device.*/b'"), writer:
+        for _ in range(n):
+            writer.write(Kept(np.zeros(1, np.uint32), np.zeros(1, np.float32), -math.inf, 0.0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "", "/dev/null"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            BaseWriter(path, HEADER)
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    write(tmp_path / "link", 1)
+    assert (tmp_path / "link").is_symlink()
+    BaseReader(tmp_path / "b")._file.close()
+
+
+@pytest.mark.parametrize(
+    ("log_p", "log_rest", "log_next"),
+    [(-math.inf, -1, -1), (math.nan, -1, -1), (-1, 1000, -1), (-1, math.nan, -1), (-1, -1, math.nan)],
+)
+def test_position_of_no_distribution_is_refused(
+    tmp_path: Path, log_p: float, log_rest: float, log_next: float
+) -> None:
+    with BaseWriter(tmp_path / "b", HEADER) as writer:
+        writer.write(Kept(np.zeros(1, np.uint32), np.full(1, log_p, np.float32), log_rest, log_next))
+    with BaseReader(tmp_path / "b") as reader, pytest.raises(UsageError, match="no distribution"):
+        reader.read()
+
+
+def test_output_that_is_no_number_is_refused(model: Any) -> None:
+    rows = np.full((1, 31, model.tokenizer.n_vocab), np.nan, np.float32)
+    ids = model.tokenizer.encode(TEXT[:2000])
+    with pytest.raises(StrataError, match="the model's output is not a number"):
+        measure(lambda tokens, first: rows, model.tokenizer, ids, 64)
 
 
 def test_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
