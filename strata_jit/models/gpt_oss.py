@@ -20,10 +20,19 @@ PATTERN = 2
 def build(file: GGUFFile, limits: StepLimits) -> LanguageModel:
     """The step program of a gpt-oss model."""
     t = Transformer(file, limits, features={"attention.sliding_window", *FFN_FEATURES})
+    check_base(file, t.h.arch)
     windows = sliding_windows(file, t.h.arch, t.h.n_layer)
     attention = Attention(t, rope_mode=ROPE_NEOX, windows=windows, sinks=True)
     ffn = RoutedFfn(t, gating=ROUTE_TOP_SOFTMAX, norm_w=False, norm="post_attention_norm")
     return stack(t, attention, ffn)
+
+
+def check_base(file: GGUFFile, arch: str) -> None:
+    """ModelError where layers with a window rotate with a base of their own."""
+    base = file.get(f"{arch}.rope.freq_base", float, 10000.0)
+    windowed = file.get(f"{arch}.rope.freq_base_swa", float, base)
+    if windowed != base:
+        raise ModelError.at(file.path, f"{arch}.rope.freq_base_swa", str(windowed), f"{base}, as everywhere")
 
 
 def sliding_windows(file: GGUFFile, arch: str, n_layer: int) -> dict[int, int]:

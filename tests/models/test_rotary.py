@@ -8,7 +8,7 @@ import pytest
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.models.deepseek2 import score_scale
-from strata_jit.models.gpt_oss import sliding_windows
+from strata_jit.models.gpt_oss import check_base, sliding_windows
 from strata_jit.models.rotary import Rope, Yarn, inverse_frequencies, magnitude, read_rope, yarn_scale
 
 GPT_OSS = {
@@ -155,3 +155,9 @@ def test_sliding_windows(keys, expected):
 def test_sliding_windows_refuses(keys):
     with pytest.raises(ModelError, match=WINDOW):
         sliding_windows(file_of(keys), "x", 5)
+
+
+def test_another_base_for_windows_is_refused():
+    check_base(file_of({"rope.freq_base": 150000.0, "rope.freq_base_swa": 150000.0}), "x")
+    with pytest.raises(ModelError, match="freq_base_swa"):
+        check_base(file_of({"rope.freq_base": 150000.0, "rope.freq_base_swa": 10000.0}), "x")
