@@ -179,10 +179,10 @@ class ProgramBuilder:
         if 0 in shape:
             raise ModelError.at(self.file.path, f"tensor {name}", "no elements", "a matrix")
         store = self._store_type(info)
-        if self.file.tensor(name).n_cols % STORE_TYPES["F32" if store == "auto-f32" else store].block_cols:
-            raise ModelError(
-                f"{self.file.path}: tensor {name}: rows of {info.n_cols} do not make whole {store} blocks"
-            )
+        stored_as = STORE_TYPES["F32" if store == "auto-f32" else store]
+        if info.n_cols % stored_as.block_cols:
+            expected = f"a multiple of {stored_as.block_cols}, as {stored_as.name} is stored"
+            raise ModelError.at(self.file.path, f"tensor {name}", f"rows of {info.n_cols}", expected)
         return self._add(info, "matrix", store, pair, chosen, part)
 
     def _store_type(self, info: TensorInfo) -> str:

@@ -9,6 +9,7 @@ from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.registry import ROUTE_TOP_SOFTMAX
 from strata_jit.models.attention import ROPE_NEOX, Attention
 from strata_jit.models.ffn import FFN_FEATURES, RoutedFfn
+from strata_jit.models.hparams import MAX_CONTEXT
 from strata_jit.models.language_model import LanguageModel, StepLimits
 from strata_jit.models.stack import stack
 from strata_jit.models.transformer import Transformer
@@ -44,6 +45,7 @@ def sliding_windows(file: GGUFFile, arch: str, n_layer: int) -> dict[int, int]:
     window, pattern = file.get(key, int), file.metadata.get(f"{key}_pattern", PATTERN)
     if window < 0:
         raise ModelError.at(file.path, key, str(window), "0 for none, or a number of positions")
+    window = min(window, MAX_CONTEXT)
     if isinstance(pattern, np.ndarray):
         if len(pattern) != n_layer:
             found = f"{len(pattern)} entries"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 
 MAX_CONTEXT = 1 << 24
 """Positions; angles of rotary embeddings lose their digits far beyond what any model is made for."""
+MAX_HEAD = 1 << 14
+"""Elements of a head's key or value; frequencies are computed one by one, before any tensor is looked at."""
 FEATURES: dict[str, tuple[object, ...]] = {
     "expert_gating_func": (0, 1),
     "expert_shared_count": (0,),
@@ -75,10 +79,15 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
     def key(name: str) -> str:
         return f"{arch}.{name}"
 
+    def factor(name: str, default: float = 1.0) -> float:
+        """A scale, the default where there is none; what is far from 1 either way has no float32 inverse."""
+        return in_range(file, key(name), 0.0, 1e-6, 1e6, none=0.0) or default
+
     n_nextn = file.get(key("nextn_predict_layers"), int, 0)
     n_head = positive_multiple(file, key("attention.head_count"))
     n_embd = positive_multiple(file, key("embedding_length"))
     head_dim = file.get(key("attention.key_length"), int, n_embd // n_head)
+    n_group = file.get(key("expert_group_count"), int, 0) or 1
     hparams = Hparams(
         arch=arch,
         n_layer=positive_multiple(file, key("block_count")) - n_nextn,
@@ -96,13 +105,13 @@ def read_hparams(file: GGUFFile, features: Collection[str] = ()) -> Hparams:
         n_layer_dense_lead=file.get(key("leading_dense_block_count"), int, 0),
         expert_gating_func=file.get(key("expert_gating_func"), int, 0),
         expert_weights_norm=file.get(key("expert_weights_norm"), bool, False),
-        n_expert_groups=file.get(key("expert_group_count"), int, 0) or 1,
-        n_group_used=file.get(key("expert_group_used_count"), int, 0) or 1,
-        embedding_scale=in_range(file, key("embedding_scale"), 1.0, 0.0, 1e6) or 1.0,
-        residual_scale=in_range(file, key("residual_scale"), 1.0, 0.0, 1e6) or 1.0,
-        logit_scale=in_range(file, key("logit_scale"), 1.0, 0.0, 1e6) or 1.0,
-        expert_weights_scale=in_range(file, key("expert_weights_scale"), 1.0, 0.0, 1e6) or 1.0,
-        attention_scale=in_range(file, key("attention.scale"), 0.0, 0.0, 1e6) or head_dim**-0.5,
+        n_expert_groups=n_group,
+        n_group_used=1 if n_group == 1 else file.get(key("expert_group_used_count"), int, 0) or 1,
+        embedding_scale=factor("embedding_scale"),
+        residual_scale=factor("residual_scale"),
+        logit_scale=factor("logit_scale"),
+        expert_weights_scale=factor("expert_weights_scale"),
+        attention_scale=factor("attention.scale", max(head_dim, 1) ** -0.5),
     )
     _check(file, hparams)
     _refuse(file, arch, FEATURES.keys() - set(features))
@@ -119,7 +128,7 @@ def _head_count_kv(file: GGUFFile, key: str, n_head: int) -> int:
     """One number, or one a layer: then 0 where a layer has no keys, and the same for all others."""
     if not isinstance(file.metadata.get(key), np.ndarray):
         return file.get(key, int, n_head)
-    counts = np.unique(file.get(key, np.ndarray))
+    counts = np.unique(whole_numbers(file, key))
     counts = counts[counts != 0]
     if len(counts) != 1:
         found = f"{len(counts)} different numbers"
@@ -136,10 +145,23 @@ def positive_multiple(file: GGUFFile, key: str, factor: int = 1) -> int:
     return value
 
 
-def in_range(file: GGUFFile, key: str, default: float | None, low: float, high: float) -> float:
-    """A key's number, or the default, None for a key that must be there; ModelError unless it is in range."""
+def whole_numbers(file: GGUFFile, key: str) -> NDArray[Any]:
+    """A key's array; ModelError unless it is of integers (or flags)."""
+    values = file.get(key, np.ndarray)
+    if values.dtype.kind not in "iub":
+        raise ModelError.at(file.path, key, f"{len(values)} of {values.dtype}", "whole numbers")
+    return values
+
+
+def in_range(
+    file: GGUFFile, key: str, default: float | None, low: float, high: float, none: float | None = None
+) -> float:
+    """A key's number, or the default, None for a key that must be there; ModelError unless it is in range.
+
+    none  a number that is right although it is out of range
+    """
     value = file.get(key, float) if default is None else file.get(key, float, default)
-    if not low <= value <= high:  # a NaN is in no range
+    if value != none and not low <= value <= high:  # a NaN is in no range
         raise ModelError.at(file.path, key, str(value), f"{low:g} to {high:g}")
     return value
 
@@ -148,15 +170,17 @@ def _check(file: GGUFFile, h: Hparams) -> None:
     def fault(name: str, found: object, expected: str) -> ModelError:
         return ModelError.at(file.path, f"{h.arch}.{name}", str(found), expected)
 
-    if h.n_layer <= 0:
-        raise fault("nextn_predict_layers", h.n_nextn, "fewer than block_count")
+    if h.n_layer <= 0 or h.n_nextn < 0:
+        raise fault("nextn_predict_layers", h.n_nextn, "0 or more, fewer than block_count")
+    if h.n_layer > len(file.tensors):
+        raise fault("block_count", h.n_layer + h.n_nextn, f"at most {len(file.tensors)}, a tensor a layer")
     if h.n_embd % 8:
         raise fault("embedding_length", h.n_embd, "a multiple of 8")
     if h.n_head_kv <= 0 or h.n_head % h.n_head_kv:
         raise fault("attention.head_count_kv", h.n_head_kv, f"a divisor of head_count {h.n_head}")
     for name, length in (("key_length", h.head_dim), ("value_length", h.value_dim)):
-        if length <= 0 or length % 8:
-            raise fault(f"attention.{name}", length, "a multiple of 8")
+        if not 0 < length <= MAX_HEAD or length % 8:
+            raise fault(f"attention.{name}", length, f"a multiple of 8 up to {MAX_HEAD}")
     if not 0 < h.n_rot <= h.head_dim or h.n_rot % 2:
         raise fault("rope.dimension_count", h.n_rot, f"an even number up to the head's {h.head_dim}")
     if h.n_expert <= 0:

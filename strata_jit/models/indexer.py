@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from strata_jit.errors import ModelError
 from strata_jit.kernels.abi import KV_BLOCK
 from strata_jit.kernels.registry import index_block_bytes, index_scratch_bytes
 from strata_jit.models.builder import Act, padded
-from strata_jit.models.hparams import positive_multiple
+from strata_jit.models.hparams import positive_multiple, whole_numbers
 from strata_jit.models.rotary import Angles
 from strata_jit.models.transformer import Transformer
 
@@ -109,7 +107,7 @@ class Indexer:
     def _ratio(self, layers: Sequence[int]) -> int:
         """The one ratio of all layers with attention."""
         file, key = self.t.file, f"{self.t.h.arch}.attention.compress_ratios"
-        ratios = file.get(key, np.ndarray)
+        ratios = whole_numbers(file, key)
         if len(ratios) < self.t.h.n_layer:
             raise ModelError.at(file.path, key, f"{len(ratios)} items", f"one for each of {self.t.h.n_layer}")
         found = {int(ratios[layer]) for layer in layers}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from strata_jit.errors import ModelError
 from strata_jit.models.builder import Act, padded
+from strata_jit.models.hparams import positive_multiple
 from strata_jit.models.kv_cache import KvCache
 from strata_jit.models.rotary import Rope, add_rope_angles
 from strata_jit.models.transformer import NONE, Transformer
@@ -205,6 +206,6 @@ def mla_lengths(t: Transformer) -> tuple[int, int]:
             "attn_k_b and attn_v_b; convert the model again",
         )
     return (
-        t.file.get(f"{arch}.attention.key_length_mla", int),
-        t.file.get(f"{arch}.attention.value_length_mla", int),
+        positive_multiple(t.file, f"{arch}.attention.key_length_mla"),
+        positive_multiple(t.file, f"{arch}.attention.value_length_mla"),
     )

@@ -6,13 +6,11 @@ token gets is `engine/ngram.py`, the arithmetic on the streams `kernels/ngram.py
 
 from __future__ import annotations
 
-import numpy as np
-
 from strata_jit.errors import ModelError
 from strata_jit.gguf.reader import GGUFFile
 from strata_jit.kernels.registry import ngram_scratch_bytes
 from strata_jit.models.builder import Act, padded
-from strata_jit.models.hparams import positive_multiple
+from strata_jit.models.hparams import positive_multiple, whole_numbers
 from strata_jit.models.hyper import HyperTransformer
 from strata_jit.models.language_model import NgramTable
 from strata_jit.models.transformer import NONE
@@ -107,23 +105,30 @@ def read_table(t: HyperTransformer) -> NgramTable:
         multipliers=_numbers(file, f"{arch}.ple.layer_multipliers", size),
         head_offsets=offsets,
         head_vocab_sizes=sizes,
-        eos=file.get(f"{arch}.ple.eos_token_id", int),
+        eos=_token(file, f"{arch}.ple.eos_token_id"),
     )
 
 
 def _layer(file: GGUFFile, arch: str, n_layer: int) -> int:
     key = f"{arch}.ple.layers"
-    layers = file.get(key, np.ndarray)
+    layers = whole_numbers(file, key)
     if len(layers) != 1 or not 0 <= int(layers[0]) < n_layer:
         found = ", ".join(map(str, layers[:8])) or "none"
         raise ModelError.at(file.path, key, found, f"one layer of {n_layer}")
     return int(layers[0])
 
 
+def _token(file: GGUFFile, key: str) -> int:
+    token = file.get(key, int)
+    if not 0 <= token < 1 << 32:
+        raise ModelError.at(file.path, key, str(token), "a token id, 0 or more")
+    return token
+
+
 def _numbers(file: GGUFFile, key: str, n: int) -> tuple[int, ...]:
     """n unsigned numbers, exact up to 64 bits."""
-    values = file.get(key, np.ndarray)
-    if len(values) != n or values.dtype.kind not in "iu" or (values < 0).any():
+    values = whole_numbers(file, key)
+    if len(values) != n or (values < 0).any():
         found = f"{len(values)} of {values.dtype}"
         raise ModelError.at(file.path, key, found, f"{n} whole numbers from 0 on")
     return tuple(int(value) for value in values)

@@ -1,5 +1,6 @@
 """Variants of feed-forwards in files: merged gate and up, biases, shared experts, groups; and refusals."""
 
+import gguf
 import numpy as np
 import pytest
 
@@ -127,6 +128,34 @@ def test_bad_keys_are_named(tmp_path, source, tensors, keys, message):
     keys = {f"glm4moe.{name}": value for name, value in keys.items()}
     with pytest.raises(strata_jit.ModelError, match=message):
         strata_jit.load(write(tmp_path / "bad.gguf", source, tensors, keys))
+
+
+def narrow(tensors, n_ff, kind):
+    """Experts of the first n_ff inner columns alone, and of all, the others being zero; in a float type."""
+    cut, padded = dict(tensors), dict(tensors)
+    for name, (file_type, data, shape) in tensors.items():
+        if name.endswith(("_exps.weight", "_shexp.weight")) and "gate_inp" not in name:
+            weights = gguf.quants.dequantize(data, file_type).reshape(shape)
+            inner = (..., slice(n_ff)) if "down" in name else (..., slice(n_ff), slice(None))
+            zeros = np.zeros_like(weights)
+            zeros[inner] = weights[inner]
+            for target, w in ((cut, weights[inner]), (padded, zeros)):
+                quantised = gguf.quants.quantize(np.ascontiguousarray(w), gguf.GGMLQuantizationType[kind])
+                target[name] = gguf.GGMLQuantizationType[kind], quantised, list(w.shape)
+    return cut, padded
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+def test_width_of_no_whole_octets(tmp_path, source, tensors, kind):
+    cut, padded = narrow(tensors, 52, kind)
+    found = check_layouts(write(tmp_path / "cut.gguf", source, cut))
+    np.testing.assert_array_equal(logits(write(tmp_path / "padded.gguf", source, padded)), found)
+
+
+def test_width_that_no_kernel_reads_is_named(tmp_path, source, tensors):
+    path = write(tmp_path / "odd.gguf", source, narrow(tensors, 33, "F32")[0])
+    with pytest.raises(strata_jit.ModelError, match=r"down_exps\.weight: found rows of 33, expected a mult"):
+        strata_jit.load(path)
 
 
 def test_experts_as_single_tensors_are_refused(tmp_path, source, tensors):
