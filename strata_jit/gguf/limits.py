@@ -136,7 +136,7 @@ class Budget:
     def method(
         self, owner: str | bytes | int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """`owner.name(*args, **kwargs)` is about to be called; returns `args`, iterators replaced by lists."""
+        """`owner.name(*args, **kwargs)` is about to be called; returns `args`, iterators as lists."""
         if isinstance(owner, int):
             check_widths((*args, *kwargs.values()))
         elif name in ("encode", "decode"):

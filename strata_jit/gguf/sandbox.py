@@ -119,7 +119,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return weighed
 
-    def _stepped(self, function: Filter) -> Filter:
+    def _stepped(self, function: Any) -> Filter:
         """A test, which a filter such as `select` may run for every item."""
 
         @functools.wraps(function)

@@ -220,7 +220,7 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Whether the system refuses at the first bytes, at those of a position, or at the end."""
     writer = BaseWriter(tmp_path / "b", HEADER)
     writer._file.close()
-    writer._file = open("/dev/full", "wb", buffering=0 if n == 0 else 8192)
+    writer._file = open("/dev/full", "wb", buffering=0 if n == 0 else 8192)  # noqa: SIM115
     with pytest.raises(OSError, match=r"No space left on device.*/b'"), writer:
         for _ in range(n):
             writer.write(Kept(np.zeros(1, np.uint32), np.zeros(1, np.float32), -math.inf, 0.0))

@@ -470,7 +470,9 @@ def test_sentencepiece_decode_takes_one_space_of_the_text(tokenizer_of: Tokenize
 def test_sentencepiece_special_of_phi3_takes_spaces(tokenizer_of: TokenizerMaker) -> None:
     data = {"pieces": PIECES, "extra": {"<|user|>": CONTROL}}
     ids = [FIRST + len(PIECES), ID[SPACE], ID["b"]]
-    assert tokenizer_of(make.sentencepiece(**data, name="Phi3")).encode("<|user|> \nb", bos=False) == ids
+    for name in ("Phi3", "Phi 3 Mini 4k Instruct", "Phi-3.5-mini"):
+        tokenizer = tokenizer_of(make.sentencepiece(**data, name=name))
+        assert tokenizer.encode("<|user|> \nb", bos=False) == ids
     assert tokenizer_of(make.sentencepiece(**data)).encode("<|user|> b", bos=False) != ids
 
 
