@@ -25,9 +25,9 @@ from tests.engine.rewrite import read_tensors, write
 ROOT = Path(__file__).parents[1]
 MODEL = strata_jit.builtin_model()
 MAX_BYTES = 12_000_000
-MAX_PERPLEXITY = 40.0
-"""On three chapters that were held out; the document says what was measured on all of them."""
-LEAST_SHARE = 0.02
+MAX_PERPLEXITY = 25.0
+"""On three chapters that were held out: 22.4 was measured. docs/builtin-model.md has it for all of them."""
+LEAST_SHARE = 0.04
 """Of an expert among the choices of its layer; an even share is 1/8."""
 
 
@@ -94,11 +94,12 @@ def test_perplexity_of_held_out_text(judged):
 def test_long_context_is_used(judged):
     """Late in a window of 1,023 tokens the model is no worse than early: positions up there were trained."""
     nats, _ = judged
-    assert nats[512:1023].mean() < nats[:256].mean() + 0.5
+    assert nats[512:1023].mean() < nats[:256].mean() + 0.1
 
 
 def test_every_expert_is_used(judged):
     _, counts = judged
+    assert counts.sum(axis=1).min() >= 2 * 1000  # two choices a token
     share = counts / counts.sum(axis=1, keepdims=True)
     assert counts.shape == (4, 8)
     assert share.min() > LEAST_SHARE
@@ -114,7 +115,7 @@ def test_decode_needs_no_model():
     notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
     assert len(notes) == 2
     assert MODEL.stem in notes[0]
-    assert "temp 0.7" in notes[1]
+    assert "temp 0.8, top-p 0.9, repeat-penalty 1.1" in notes[1]
 
 
 def test_decode_begins_a_chapter_without_prompt():
@@ -133,8 +134,9 @@ def test_decode_greedy_is_said_by_options():
     assert documents[0]["model"]["path"] == str(MODEL)
 
 
-def test_decode_refuses_system_message():
-    result = run("-p", "hi", "--system", "be brief")
+@pytest.mark.parametrize("options", [("--system", "be brief"), ("--think",), ("--no-think",)])
+def test_decode_refuses_what_needs_a_chat_template(options):
+    result = run("-p", "hi", *options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
 
 

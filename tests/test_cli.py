@@ -264,7 +264,8 @@ def test_decode_without_model_takes_the_builtin_one(script: Any, args: tuple[str
     assert (result.exit_code, result.stdout) == (0, "Hello you\n")
     path = str(strata_jit.builtin_model())
     text = "hi" if args else BUILTIN_START
-    assert call(script, "encode") == {"path": path, "text": text, "system": None, "raw": True}
+    expected = {"path": path, "text": text, "system": None, "raw": True, "think": None}
+    assert call(script, "encode") == expected
     assert result.stderr.startswith("note: no --model: ")
 
 

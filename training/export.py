@@ -17,7 +17,7 @@ from corpus import END_OF_TEXT, PACKAGE, VERSION
 from moe import Shape
 
 NAME = "strata-kjv-8m"
-TEMP, TOP_P = 0.7, 0.9
+TEMP, TOP_P, PENALTY = 0.8, 0.9, 1.1
 # Of a block's parameters; those of the model itself stand in `write_weights`.
 NAMES = {
     "attn_norm": "attn_norm",
@@ -47,6 +47,7 @@ def write_origin(writer: gguf.GGUFWriter) -> None:
     writer.add_languages(["en"])
     writer.add_float32("general.sampling.temp", TEMP)
     writer.add_float32("general.sampling.top_p", TOP_P)
+    writer.add_float32("general.sampling.penalty_repeat", PENALTY)
 
 
 def write_shape(writer: gguf.GGUFWriter, s: Shape) -> None:

@@ -23,8 +23,9 @@ def builtin_options(given: Mapping[str, Any]) -> dict[str, Any]:
     from strata_jit.engine.builtin import BUILTIN_NAME, BUILTIN_START
     from strata_jit.report import print_messages
 
-    if given["system"] is not None:
-        raise UsageError("the built-in model knows no system message: leave out --system, or give --model")
+    if given["system"] is not None or given["think"] is not None:
+        wrong = "leave out --system, --think and --no-think, or give --model"
+        raise UsageError(f"the built-in model has no chat template: {wrong}")
     text = f"no --model: the built-in {BUILTIN_NAME} goes on with the text, it answers no questions"
     print_messages("note", [text])
     has_prompt = given["prompt"] is not None or given["prompt_file"] is not None

@@ -84,7 +84,7 @@ def test_down_rows_padded_with_zeros_change_nothing(golden, tensors, tmp_path):
     """As files have them whose types need blocks of 256."""
     padded, changed = dict(tensors), 0
     for name, (kind, data, shape) in tensors.items():
-        if "ffn_down" in name:
+        if ".ffn_down_" in name:
             wide = np.zeros((*data.shape[:-1], 4 * data.shape[-1]), np.uint8)
             wide[..., : data.shape[-1]] = data
             padded[name] = kind, wide, [*shape[:-1], 256]
