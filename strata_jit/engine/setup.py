@@ -39,6 +39,7 @@ def model_sizes(program: Program, n_nodes: int, *, reference: bool = False) -> M
         vector_bytes=sum(4 * t.n_cols * t.n_rows * t.n_expert for t in vectors),
         kv_bytes=program.kv_bytes * n_nodes,
         state_bytes=program.state_bytes,
+        buffer_bytes=sum(buffer.nbytes for buffer in program.buffers),
         thread_bytes=program.scratch_bytes,
     )
 

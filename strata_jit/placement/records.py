@@ -46,7 +46,7 @@ class NodePlan:
     bytes: int | None = None
     """Weights that it holds."""
     kv_bytes: int | None = None
-    """KV memory, state of recurrent layers, and the threads' scratch."""
+    """KV memory, state of recurrent layers, its share of the step's buffers, and the threads' scratch."""
     room_bytes: int | None = None
     """Memory that it can have; None where that is not known."""
 

@@ -38,6 +38,8 @@ class ModelSizes:
     """KV memory over all nodes, which share it evenly."""
     state_bytes: int = 0
     """State of recurrent layers over all nodes, which share it in proportion to their threads."""
+    buffer_bytes: int = 0
+    """Activations and results of a step, which all nodes share; counted evenly."""
     thread_bytes: int = 0
     """Scratch memory of each thread."""
 
@@ -52,7 +54,7 @@ def with_sizes(nodes: Sequence[NodePlan], sizes: ModelSizes | None) -> list[Node
         for i, (start, stop) in enumerate(cut_rows(matrix.n_rows, shares)):
             rows[i] += matrix.n_expert * (stop - start)
             weights[i] += matrix.n_expert * (stop - start) * matrix.row_bytes
-    kv = -(-sizes.kv_bytes // len(nodes))
+    kv = -(-(sizes.kv_bytes + sizes.buffer_bytes) // len(nodes))
     state = state_by_node(sizes.state_bytes, shares)
     kept = [kv + state[i] + share * sizes.thread_bytes for i, share in enumerate(shares)]
     return [

@@ -266,7 +266,7 @@ def node_processes(plan: Plan, sized: bool) -> Table:
     """A row for each node process; with its share of the model if that is `sized`.
 
     In test mode, whose slices are on no node of their own, the first column numbers these."""
-    sizes = (">rows", ">weights", ">KV, state, scratch", ">room", "fits") if sized else (">room",)
+    sizes = (">rows", ">weights", ">KV, state, buffers", ">room", "fits") if sized else (">room",)
     table = plain_table("node" if plan.placed or not plan.split.on else "slice", ">threads", "CPUs", *sizes)
     for node in plan.nodes:
         cpus = "not pinned" if node.cpus is None else format_cpulist(node.cpus)

@@ -28,6 +28,11 @@ def test_recurrent_state_follows_the_threads():
     assert [node.kv_bytes for node in nodes] == [GIB + 24 * MIB, GIB + 22 * MIB]
 
 
+def test_buffers_of_a_step_are_counted():
+    nodes = plan(numa(12, 12), replace(SIZES, buffer_bytes=4 * GIB)).nodes
+    assert [node.kv_bytes for node in nodes] == [3 * GIB + 12 * MIB, 3 * GIB + 11 * MIB]
+
+
 def test_without_sizes_only_the_room_is_known():
     planned = plan(numa(12, 12))
     node = planned.nodes[0]
