@@ -8,7 +8,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("strata", deadline=None)
+hypothesis.settings.load_profile("strata")
 
 # A shell that runs the tests in the background has SIGINT ignored, and so would every process started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -167,6 +167,7 @@ class FakeGGUF:
 
     path: str
     metadata: dict[str, Any]
+    tensors: tuple[str, ...] = ("token_embd.weight",)
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         known = {

@@ -192,11 +192,14 @@ def with_output(write: Callable[[TextOutput], int]) -> int:
 
 
 def open_model(path: str) -> GGUFFile:
-    """The header of a model file; UsageError where it cannot be read."""
+    """The header of a model that can be run; UsageError where it cannot be read, ModelError where not run."""
     from strata_jit.gguf.reader import open_gguf
+    from strata_jit.models import check_architecture
 
     with model_errors():
-        return open_gguf(path)
+        file = open_gguf(path)
+    check_architecture(file)
+    return file
 
 
 def read_tokenizer(gguf: GGUFFile, force: bool) -> Tokenizer:

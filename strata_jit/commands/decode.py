@@ -77,11 +77,11 @@ _prompt_options = combined(
     ),
 )
 _sampling_options = combined(
-    click.option("--temp", type=float, help="Temperature; 0, the default, is greedy whatever k, p, seed."),
-    click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0, the default, keeps all."),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass; 1, the default: all."),
+    click.option("--temp", type=float, help="Temperature; 0 is greedy. Default: what the file says, or 0."),
+    click.option("--top-k", type=int, help="Keep the K likeliest tokens; 0 keeps all."),
+    click.option("--top-p", type=float, help="Keep the likeliest tokens of this mass; 1 keeps all."),
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest; 0: none."),
-    click.option("--repeat-penalty", type=float, help="Weakens recent tokens; 1, the default, is off."),
+    click.option("--repeat-penalty", type=float, help="Weakens recent tokens; 1 is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
 )
 _output_options = combined(

@@ -42,7 +42,9 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile, StepLimits], LanguageModel]] = {
 
 
 def check_architecture(file: GGUFFile) -> str:
-    """The architecture of `file`; ModelError if it is not supported."""
+    """The architecture of `file`; ModelError if it is not supported, or if the file holds no weights."""
+    if not file.tensors:
+        raise ModelError(f"{file.path}: the file holds a vocabulary alone, no weights; it cannot be run")
     arch = file.get("general.architecture", str)
     if arch not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))

@@ -148,7 +148,8 @@ def test_wrong_shape_is_named(tmp_path, source, tensors):
         ({"qwen3moe.expert_used_count": 11}, "expert_used_count: found 11"),
         ({"qwen3moe.attention.key_length": 60}, "key_length: found 60, expected a multiple of 8"),
         ({"qwen3moe.block_count": 0}, "block_count: found 0, expected a positive number"),
-        ({"qwen3moe.block_count": 10**9}, r"blk\.3\."),
+        ({"qwen3moe.block_count": 10**9}, "block_count: found 1000000000"),
+        ({"qwen3moe.block_count": 5}, r"blk\.3\."),
         ({"qwen3moe.attention.sliding_window": 128}, "sliding_window"),
         ({"qwen3moe.expert_count": None}, "dense qwen3moe model"),
         ({"qwen3moe.embedding_length": None}, "embedding_length"),
@@ -204,3 +205,9 @@ def test_absurd_context_length_is_bounded(tmp_path, source, tensors):
     with pytest.raises(strata_jit.UsageError, match="expected 1 to 16777216"):
         strata_jit.load(path, ctx=2**31)
     assert logits(path).shape == (len(TOKENS), 2048)
+
+
+def test_a_vocabulary_alone_is_not_run(tmp_path, source):
+    path = write(tmp_path / "vocabulary.gguf", source, {}, {})
+    with pytest.raises(strata_jit.ModelError, match="no weights; it cannot be run"):
+        strata_jit.load(path)

@@ -162,7 +162,7 @@ class Run:
         for scratch in self.team.scratch:
             scratch[self.shared_act :][: rows.shape[1]] = rows[0]
         segment = {"tensor": shared, "act_off": 0, "out": x, "out_stride": x_stride, "out_offset": 0,
-                   "add": self.add, "bias": 0, "scale": self.scale}  # fmt: skip
+                   "add": self.add, "bias": 0, "scale": self.scale, "sigmoid": 0}  # fmt: skip
         self.team.run(
             "linear_rows", self.step, order=self.order, segments=[segment], act_scratch=0, act_shared=rows,
             act_stride=rows.shape[1], count=abi.STEP_N_ROWS, tmp_scratch=self.tmp, n_segments=1,
