@@ -136,11 +136,7 @@ class DeltaNet:
 
     def add(self, layer: int) -> None:
         """Append a layer: norm of the residual stream, and the delta net."""
-        t, tensors = self.t, self.inputs(layer)
-        act = t.act("act", t.h.n_embd, tensors)
-        norm = f"blk.{layer}.attn_norm"
-        t.norm(norm, f"{norm}.weight", act, tensors)
-        self.run(layer, act)
+        self.t.normed(self, layer, "attn_norm")
 
     def inputs(self, layer: int) -> list[int]:
         """The matrices that read the layer's input: whoever writes it writes their kinds of activation."""

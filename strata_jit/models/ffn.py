@@ -67,10 +67,7 @@ class RoutedFfn:
 
     def add(self, layer: int) -> None:
         """Append a layer: norm of the residual stream, and the feed-forward."""
-        t, blk, tensors = self.t, f"blk.{layer}.", self.inputs(layer)
-        act = t.act("act", t.h.n_embd, tensors)
-        t.norm(f"{blk}{self.norm}", f"{blk}{self.norm}.weight", act, tensors)
-        self.run(layer, act)
+        self.t.normed(self, layer, self.norm)
 
     def inputs(self, layer: int) -> list[int]:
         """The matrices that read the layer's input; who writes it must write their kinds of activation."""

@@ -7,6 +7,7 @@ append ops between; the residual stream `x` is the only state between them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,16 @@ from strata_jit.models.builder import NONE as NONE
 from strata_jit.models.builder import Act, Count, ProgramBuilder, Target, padded
 from strata_jit.models.hparams import Hparams, read_hparams
 from strata_jit.models.language_model import Constant, LanguageModel, NgramTable, StepLimits
+
+
+class Half(Protocol):
+    """One half of a layer: a mixer or a feed-forward, apart from the norm before it."""
+
+    def inputs(self, layer: int) -> list[int]:
+        """The matrices that read the layer's input."""
+
+    def run(self, layer: int, act: Act) -> None:
+        """Append the half, of activation rows [n_embd] in the kinds of `inputs`."""
 
 
 class Transformer:
@@ -67,6 +78,13 @@ class Transformer:
             **self.wanted(act, tensors),
         }
         self.b.op("norm_quant", label, fields, count="out" if gather else "rows")
+
+    def normed(self, half: Half, layer: int, norm: str) -> None:
+        """Append a layer's half behind the norm `norm` of the residual stream."""
+        tensors, name = half.inputs(layer), f"blk.{layer}.{norm}"
+        act = self.act("act", self.h.n_embd, tensors)
+        self.norm(name, f"{name}.weight", act, tensors)
+        half.run(layer, act)
 
     def linear(
         self,
